@@ -30,7 +30,7 @@ from tests.bench.processes import cpu_s, quantiles_ms, quiet, stolen_s, verdict
 from tests.support.server import Server
 from topics.spark import register
 from topics.spark.client.http import Target, TopicsClient
-from topics.spark.client.ranges import Lost, read_range
+from topics.spark.client.ranges import Loss, Range, read_range
 from topics.spark.session import session
 
 if TYPE_CHECKING:
@@ -110,7 +110,10 @@ class Bench:
     def client_read(self) -> None:
         """Read without Spark: decode pages, but create no columns."""
         with TopicsClient(Target(url=self.url)) as client:
-            pages = read_range(client, SOURCE, 0, self.rows, on_loss=refuse)
+            state = client.state(SOURCE)
+            assert state is not None
+            part = Range("", SOURCE, 0, self.rows, state["epoch"])
+            pages = read_range(client, part, refuse)
             assert sum(map(len, pages)) == self.rows
 
     def _topic(self) -> str:
@@ -186,7 +189,7 @@ def fill(url: str, topic: str, bodies: list[tuple[int, bytes]]) -> None:
             client.append(topic, body, records, f"{topic}-{number}")
 
 
-def refuse(lost: Lost) -> None:
+def refuse(lost: Loss) -> None:
     raise AssertionError(f"records are lost: {lost}")
 
 

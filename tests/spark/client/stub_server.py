@@ -1,9 +1,8 @@
-"""A topics server of a hundred lines for producers' tests: PUT, GET and POST of a topic, keys, and
-faults on demand.
+"""A small topics server for tests of clients: PUT, GET and POST of a topic, keys, and faults.
 
-It keeps the contract's rules that a batch writer leans on (§1, §2, §0.8): strict JSON, atomic
-batches, contiguous seqs, the first answer again for a known key, ``create:false``. ``faults`` holds
-what the next appends meet, one each, in order; None is no fault.
+It implements the rules of the API that a batch writer depends on (§1, §2, §0.8): strict JSON,
+atomic batches, contiguous seqs, the first response again for a known key, ``create:false``.
+``faults`` are the faults of the next appends, one each, in order; None is no fault.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(frozen=True)
 class Fault:
-    """``status`` refuses, ``cut`` resets the connection within the answer, ``drop`` before it;
-    ``commit`` appends first.
+    """``status`` refuses the request, ``cut`` resets the connection within the response, ``drop``
+    before it. ``commit`` appends first.
     """
 
     status: int = 0
@@ -36,7 +35,7 @@ class Fault:
 
 @dataclass
 class StubTopic:
-    """A topic's records in order, and the answer that each key got."""
+    """A topic's records in order, and the response for each key."""
 
     config: dict[str, Any]
     epoch: int
@@ -44,10 +43,11 @@ class StubTopic:
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def state(self, name: str) -> dict[str, Any]:
-        """The part of a topic's state that a producer reads."""
+        """Return the part of a topic's state that a producer reads."""
         return {
             "topic": name,
             "head_seq": len(self.records),
+            "earliest_seq": 1,
             "epoch": self.epoch,
             "config": self.config,
         }
@@ -96,7 +96,7 @@ class StubServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address of the server."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> StubServer:
@@ -109,7 +109,7 @@ class StubServer:
         self._thread.join()
 
     def make(self, name: str, **config: Any) -> StubTopic:
-        """A topic with the contract's defaults, for a test's start."""
+        """Create a topic with the default config."""
         self.epoch += 1
         topic = StubTopic(
             {"idempotency_window_ms": 120_000, "durability": "disk", **config}, self.epoch
@@ -118,7 +118,7 @@ class StubServer:
         return topic
 
     def statuses(self, method: str) -> list[int]:
-        """The answers to all requests of ``method``."""
+        """Return the status of all responses to ``method``."""
         return [status for seen, _, status in self.seen if seen == method]
 
 
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
+        """Write no log."""
 
     def do_GET(self) -> None:
         if self.path == "/v0/ready":
@@ -156,14 +156,14 @@ class _Handler(BaseHTTPRequestHandler):
             {"topic": self._name(), "created": created, "config": topic.config},
         )
 
-    def _diff(self, asked: dict[str, Any]) -> None:
+    def _diff(self, request: dict[str, Any]) -> None:
         name = self._name().removesuffix("/diff")
         with self.stub.lock:
-            topic, after = self.stub.topics[name], asked["from_seq"]
+            topic, after = self.stub.topics[name], request["from_seq"]
             records = [
                 {"$seq": seq, "$ts": seq, "data": record["data"], "$tag": record.get("tag")}
                 for seq, record in enumerate(topic.records, 1)
-                if after < seq <= after + asked["limit"]
+                if after < seq <= after + request["limit"]
             ]
             end, head = after + len(records), len(topic.records)
             page = {"records": records, "next_from_seq": end, "head_seq": head, "earliest_seq": 1}
@@ -240,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
             self.wfile.write(body)
         self.wfile.flush()
-        # Linger 0: what the client has not read yet is lost, as when a process or a firewall dies.
+        # With linger 0 the unread data is lost, as if a process or a firewall stopped.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 

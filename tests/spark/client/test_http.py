@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
+from tests.support.proxies import certificate
 from topics.spark.client.http import Target, TopicsClient
 from topics.spark.client.request_error import ADVICE, RequestError
 
@@ -18,7 +23,7 @@ NOT_READY = Fault(status=503, code="not_ready")
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses of the client, which does not sleep."""
+    """Record the pauses of the client instead of sleeping."""
     noted: list[float] = []
     monkeypatch.setattr("topics.client.sync.caller.sleep", noted.append)
     return noted
@@ -28,7 +33,7 @@ def target(stub: StubServer) -> Target:
     return Target(url=stub.url, retries=5, backoff_s=0.5, backoff_max_s=2.0, connect_s=2, read_s=5)
 
 
-def test_an_append_sends_key_and_type_and_asks_for_no_seqs(stub: StubServer) -> None:
+def test_an_append_sends_key_and_type_and_requests_no_seqs(stub: StubServer) -> None:
     topic = stub.make("a:b.c")
     with TopicsClient(replace(target(stub), api_key="secret")) as client:
         receipt = client.append("a:b.c", BODY, 2, "k1")
@@ -51,17 +56,17 @@ def test_an_append_sends_key_and_type_and_asks_for_no_seqs(stub: StubServer) -> 
     assert "secret" not in repr(replace(target(stub), api_key="secret"))
 
 
-def test_a_tag_that_is_too_long_is_told_with_its_record(stub: StubServer) -> None:
+def test_the_error_for_a_long_tag_names_its_record(stub: StubServer) -> None:
     stub.make("t")
-    told = {"field": "tag", "max": 256}
-    stub.faults.append(Fault(status=400, code="invalid_request", detail=told))
+    detail = {"field": "tag", "max": 256}
+    stub.faults.append(Fault(status=400, code="invalid_request", detail=detail))
     body = b'{"records":[{"data":1,"tag":"a"},{"data":2,"tag":"%b"}]}' % (b"x" * 300)
-    said = f"invalid_request: .*: record 2 of the 2 of its request has '{'x' * 80}...'"
-    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match=said):
+    message = f"invalid_request: .*: record 2 of the 2 of its request has '{'x' * 80}...'"
+    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match=message):
         client.append("t", body, 2, "k")
 
 
-def test_an_endless_retry_after_is_not_waited_for(stub: StubServer, pauses: list[float]) -> None:
+def test_a_request_fails_if_retry_after_is_too_long(stub: StubServer, pauses: list[float]) -> None:
     stub.make("t")
     stub.faults.append(replace(THROTTLED, retry_after="86400"))
     with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match="throttled"):
@@ -93,11 +98,11 @@ def test_a_server_that_stays_busy_fails_with_its_code_and_advice(
     ids=[
         "reset before",
         "reset after the write",
-        "reset within the answer",
+        "reset within the response",
         "refused after the write",
     ],
 )
-def test_a_broken_answer_is_asked_for_again_and_written_once(
+def test_an_append_with_a_broken_response_is_retried_and_written_once(
     stub: StubServer, pauses: list[float], fault: Fault
 ) -> None:
     topic = stub.make("t")
@@ -119,7 +124,7 @@ def test_a_broken_answer_is_asked_for_again_and_written_once(
         (422, "topic_full"),
     ],
 )
-def test_other_refusals_fail_at_once_in_one_line(
+def test_other_refusals_fail_immediately_in_one_line(
     stub: StubServer, pauses: list[float], status: int, code: str
 ) -> None:
     stub.make("t")
@@ -131,16 +136,16 @@ def test_other_refusals_fail_at_once_in_one_line(
     assert pauses == []
 
 
-def test_an_answer_for_other_records_is_refused(stub: StubServer) -> None:
+def test_a_response_for_other_records_is_refused(stub: StubServer) -> None:
     stub.make("t").append("t", [{"data": 0}], "k")
     with (
         TopicsClient(target(stub)) as client,
-        pytest.raises(RequestError, match="2 records sent under key k"),
+        pytest.raises(RequestError, match="2 records sent with key k"),
     ):
         client.append("t", BODY, 2, "k")
 
 
-def test_state_is_none_for_an_absent_topic_and_put_makes_it(stub: StubServer) -> None:
+def test_state_is_none_for_an_absent_topic_and_put_creates_it(stub: StubServer) -> None:
     with TopicsClient(target(stub)) as client:
         assert client.state("t") is None
         assert client.put_topic("t", {"idempotency_window_ms": 5})["created"] is True
@@ -156,7 +161,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_nobody_there_names_the_address(pauses: list[float]) -> None:
+def test_the_error_of_an_unreachable_server_names_the_address(pauses: list[float]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with (
         TopicsClient(Target(url=url, connect_retries=2)) as client,
@@ -168,7 +173,30 @@ def test_nobody_there_names_the_address(pauses: list[float]) -> None:
     assert len(pauses) == 2
 
 
-def test_a_server_that_starts_again_is_another_connection(stub: StubServer) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "reason"), [("https", "CERTIFICATE_VERIFY_FAILED"), ("http", "WRONG_VERSION_NUMBER")]
+)
+def test_a_failed_tls_handshake_is_not_retried_and_says_what_to_do(
+    scheme: str, reason: str, tmp_path: Path, pauses: list[float]
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        if scheme == "https":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            pem = certificate(tmp_path)
+            context.load_cert_chain(pem, pem.with_suffix(".key"))
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        address = Target(url=f"https://localhost:{server.server_port}", retries=5)
+        message = rf"no answer tls_failed: .*{reason}.* \(set the option caFile or SSL_CERT_FILE"
+        with TopicsClient(address) as client, pytest.raises(RequestError, match=message):
+            client.state("t")
+        server.shutdown()
+        thread.join()
+    assert pauses == []
+
+
+def test_a_restarted_server_needs_another_connection(stub: StubServer) -> None:
     stub.make("t")
     stub.faults.extend([Fault(drop=True), None])
     with TopicsClient(replace(target(stub), backoff_s=0.0)) as client:

@@ -1,4 +1,4 @@
-"""Ranges: which records and which losses lie between two seqs."""
+"""Ranges: the records and the losses between two seqs."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import pytest
 from msgspec import Raw
 
 from topics.spark.client.http import Page, Record, Tombstone, TopicsClient
-from topics.spark.client.ranges import RECREATED, UNSYNCED, Lost, read_range
+from topics.spark.client.ranges import RECREATED, UNSYNCED, Loss, Range, read_range
 
 
 class Topic:
-    """A topic of these seqs whose pages hold at most ``page`` records, as §3 gives them."""
+    """A topic with the seqs ``live``. Its pages have at most ``page`` records (§3)."""
 
     def __init__(
         self, live: Sequence[int], head: int, *, floor: int = 1, epoch: int = 7, page: int = 3
     ) -> None:
         self.live, self.head, self.floor, self.epoch, self.page = live, head, floor, epoch, page
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def diff(self, topic: str, *, from_seq: int, limit: int, epoch: int | None, **_: Any) -> Page:
         assert limit > 0
-        self.asked.append(from_seq)
-        gone = None
-        if (epoch is not None and epoch != self.epoch) or (epoch is None and from_seq > self.head):
-            gone = Tombstone(1, self.head, RECREATED, self.head)
+        self.requested.append(from_seq)
+        gap = None
+        if epoch != self.epoch:
+            gap = Tombstone(1, self.head, RECREATED, self.head)
             from_seq = 0
         elif from_seq + 1 < self.floor:
-            gone = Tombstone(from_seq + 1, self.floor - 1, "cap", self.floor - 1 - from_seq)
+            gap = Tombstone(from_seq + 1, self.floor - 1, "cap", self.floor - 1 - from_seq)
             from_seq = self.floor - 1
         seqs = [seq for seq in self.live if seq > from_seq][: min(limit, self.page)]
         more = bool(seqs) and seqs[-1] != self.live[-1]
         reached = seqs[-1] if more else max(self.head, from_seq)
         records = [Record(seq=seq, ts=seq, data=Raw(b"%d" % seq)) for seq in seqs]
-        return Page(records, reached, self.head, self.floor, not more, self.epoch, gone)
+        return Page(records, reached, self.head, self.floor, not more, self.epoch, gap)
 
 
-def read(topic: Topic, after: int, last: int, epoch: int | None = 7) -> list[int | Lost]:
-    found: list[int | Lost] = []
+def read(topic: Topic, after: int, last: int) -> list[int | Loss]:
+    found: list[int | Loss] = []
     client = cast("TopicsClient", topic)
-    for page in read_range(client, "t", after, last, epoch=epoch, on_loss=found.append):
+    for page in read_range(client, Range("s", "t", after, last, 7), found.append):
         assert page
         found += [record.seq for record in page]
     return found
@@ -55,7 +55,7 @@ def test_a_range_is_exclusive_at_its_start_and_inclusive_at_its_end() -> None:
     assert read(topic, 5, 5) == []
 
 
-def test_deleted_records_are_passed_over_silently() -> None:
+def test_deleted_records_are_skipped_silently() -> None:
     assert read(Topic([2, 9], 12), 0, 12) == [2, 9]
     assert read(Topic([2, 9], 12), 2, 8) == []
     assert read(Topic([], 12), 0, 12) == []
@@ -63,32 +63,32 @@ def test_deleted_records_are_passed_over_silently() -> None:
 
 @pytest.mark.parametrize(
     ("after", "last", "lost"),
-    [(0, 10, Lost(1, 5, "cap", 5)), (2, 10, Lost(3, 5, "cap", 3)), (0, 4, Lost(1, 4, "cap", 4))],
+    [(0, 10, Loss(1, 5, "cap", 5)), (2, 10, Loss(3, 5, "cap", 3)), (0, 4, Loss(1, 4, "cap", 4))],
 )
-def test_what_was_evicted_is_told_within_the_range(after: int, last: int, lost: Lost) -> None:
+def test_evicted_records_are_reported_within_the_range(after: int, last: int, lost: Loss) -> None:
     topic = Topic(range(6, 11), 10, floor=6)
     assert read(topic, after, last) == [lost, *range(6, last + 1)]
 
 
-def test_nothing_is_told_of_a_loss_before_the_range() -> None:
+def test_a_loss_before_the_range_is_not_reported() -> None:
     assert read(Topic(range(6, 11), 10, floor=6), 5, 10) == [6, 7, 8, 9, 10]
 
 
-def test_nothing_of_another_incarnation_is_read() -> None:
+def test_records_of_another_incarnation_are_not_read() -> None:
     topic = Topic(range(1, 11), 10, epoch=8)
-    assert read(topic, 2, 10) == [Lost(3, 10, RECREATED, 8)]
-    assert read(topic, 20, 30, epoch=None) == [Lost(21, 30, RECREATED, 10)]
+    assert read(topic, 2, 10) == [Loss(3, 10, RECREATED, 8)]
+    assert read(topic, 20, 30) == [Loss(21, 30, RECREATED, 10)]
 
 
-def test_a_head_that_fell_is_a_loss() -> None:
-    assert read(Topic(range(1, 6), 5), 3, 9) == [4, 5, Lost(6, 9, UNSYNCED, 4)]
+def test_a_head_below_the_range_is_a_loss() -> None:
+    assert read(Topic(range(1, 6), 5), 3, 9) == [4, 5, Loss(6, 9, UNSYNCED, 4)]
 
 
-def test_whoever_hears_of_a_loss_may_raise() -> None:
-    def refuse(lost: Lost) -> None:
+def test_the_callback_for_losses_may_raise() -> None:
+    def refuse(lost: Loss) -> None:
         raise LookupError(lost)
 
     topic = Topic(range(6, 11), 10, floor=6)
     with pytest.raises(LookupError):
-        list(read_range(cast("TopicsClient", topic), "t", 0, 10, epoch=7, on_loss=refuse))
-    assert topic.asked == [0]
+        list(read_range(cast("TopicsClient", topic), Range("s", "t", 0, 10, 7), refuse))
+    assert topic.requested == [0]

@@ -1,4 +1,4 @@
-"""The error of a request: one line that names topic, status and code, and says what to do."""
+"""The error of a request: one line with the topic, the status, the code and advice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_message_of_several_lines_becomes_one() -> None:
     assert "\n" not in str(error)
 
 
-def test_a_request_without_an_answer_says_so_and_keeps_its_parts() -> None:
+def test_the_error_of_a_request_without_a_response_contains_its_fields() -> None:
     error = RequestError("t", 0, "unreachable", "refused")
     assert str(error).startswith('topic "t": no answer unreachable: refused (is the server running')
     assert (error.topic, error.status, error.code) == ("t", 0, "unreachable")

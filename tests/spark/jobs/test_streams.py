@@ -27,7 +27,7 @@ from topics.spark.jobs.streams import (
 )
 from topics.spark.source.connection import Connection
 from topics.spark.source.offsets import Position
-from topics.spark.source.plan import GO_ON
+from topics.spark.source.plan import LOSS_ADVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,10 +56,10 @@ def test_the_options_of_the_source_keep_the_names_of_servers(servers: str) -> No
 
 def test_advice_on_an_option_becomes_advice_on_an_argument() -> None:
     with (
-        pytest.raises(JobError, match=r"lost; give --allow-loss to go on without them$"),
+        pytest.raises(JobError, match=r"lost; add --allow-loss to continue without them$"),
         job_errors(),
     ):
-        raise JobError(f"lost; {GO_ON}")
+        raise JobError(f"lost; {LOSS_ADVICE}")
     with pytest.raises(JobError, match=r"^other$"), job_errors():
         raise JobError("other")
 

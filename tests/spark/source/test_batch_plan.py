@@ -29,9 +29,7 @@ EPOCH = 7
 
 
 class Log(msgspec.Struct, frozen=True):
-    """A topic: the timestamps of seqs 1 to ``len(ts)``, of which those below ``earliest`` were
-    evicted.
-    """
+    """The timestamps of the records 1 to ``len(ts)``. Those below ``earliest`` were evicted."""
 
     ts: tuple[int, ...]
     earliest: int
@@ -42,13 +40,13 @@ class Log(msgspec.Struct, frozen=True):
 
 
 class FakeClient:
-    """The three requests that a plan makes."""
+    """The three requests that planning sends."""
 
     def __init__(self, logs: dict[str, Log]) -> None:
         self.logs = logs
 
     def close(self) -> None:
-        """It has no connections."""
+        """There are no connections."""
 
     def state(self, topic: str) -> dict[str, Any]:
         log = self.logs[topic]
@@ -77,7 +75,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 @st.composite
 def bound(draw: st.DrawFn, side: str, topics: list[str]) -> dict[str, str]:
-    """One way to give a start or an end, or none."""
+    """Return one way to specify a start or an end, or none."""
     word = "earliest" if side == "starting" else "latest"
     special = -2 if side == "starting" else -1
     named = st.dictionaries(st.sampled_from(topics), st.integers(0, 32), min_size=1)
@@ -90,7 +88,7 @@ def bound(draw: st.DrawFn, side: str, topics: list[str]) -> dict[str, str]:
         return {f"{side}OffsetsByTimestamp": json.dumps(draw(named))}
     if kind == "":
         return {}
-    # An offset beyond the end is refused by itself, so most of these are small.
+    # An offset above the end is an error, so most of these are small.
     offsets = draw(
         st.dictionaries(st.sampled_from(topics), st.integers(0, 21) | st.just(special), min_size=1)
     )
@@ -99,7 +97,7 @@ def bound(draw: st.DrawFn, side: str, topics: list[str]) -> dict[str, str]:
 
 
 def given_at(options: dict[str, str], side: str, topic: str) -> tuple[str, int | None]:
-    """What the options say of a topic: offset or time, and its value; None for all."""
+    """Return the kind of a bound, offset or time, and its value, or None for all records."""
     if (time := options.get(f"{side}Timestamp")) is not None:
         return "time", int(time)
     for kind, name in (("time", f"{side}OffsetsByTimestamp"), ("offset", f"{side}Offsets")):
@@ -110,18 +108,18 @@ def given_at(options: dict[str, str], side: str, topic: str) -> tuple[str, int |
     return "offset", None
 
 
-def model(held: dict[str, Log], options: dict[str, str]) -> list[tuple[str, int]] | str:
-    """The records that the options ask for, or why the read is refused."""
-    wanted, beyond = [], False
-    for topic, log in sorted(held.items()):
+def model(logs_of: dict[str, Log], options: dict[str, str]) -> list[tuple[str, int]] | str:
+    """Return the records that the options select, or why the read is refused."""
+    selected, above_end = [], False
+    for topic, log in sorted(logs_of.items()):
         (start_kind, start), (end_kind, end) = (
             given_at(options, side, topic) for side in ("starting", "ending")
         )
         if start is not None and end is not None and start_kind == end_kind and start > end:
             return "crossed"
         for kind, value in ((start_kind, start), (end_kind, end)):
-            beyond |= kind == "offset" and value is not None and value > log.head + 1
-        # Evicted records that were asked for by their offsets are planned: their loss is reported.
+            above_end |= kind == "offset" and value is not None and value > log.head + 1
+        # Evicted records that an offset includes are planned, so that their loss is reported.
         first = start if start_kind == "offset" and start is not None else log.earliest
         for seq in range(max(1, first), log.head + 1):
             values = {"offset": seq, "time": log.ts[seq - 1]}
@@ -131,27 +129,27 @@ def model(held: dict[str, Log], options: dict[str, str]) -> list[tuple[str, int]
             is_known = end_kind == "offset" or seq >= log.earliest
             if end is not None and is_known and values[end_kind] >= end:
                 continue
-            wanted.append((topic, seq))
-    return "beyond" if beyond else wanted
+            selected.append((topic, seq))
+    return "above the end" if above_end else selected
 
 
 @given(
     data=st.data(),
-    held=st.dictionaries(st.sampled_from(["a", "b", "c"]), logs(), min_size=1),
+    logs_of=st.dictionaries(st.sampled_from(["a", "b", "c"]), logs(), min_size=1),
     pattern=st.booleans(),
-    largest=st.integers(1, 25),
-    fewest=st.integers(1, 6),
+    max_records=st.integers(1, 25),
+    min_tasks=st.integers(1, 6),
 )
 def test_a_batch_read_plans_the_records_between_its_bounds_and_no_others(
-    data: st.DataObject, held: dict[str, Log], pattern: bool, largest: int, fewest: int
+    data: st.DataObject, logs_of: dict[str, Log], pattern: bool, max_records: int, min_tasks: int
 ) -> None:
-    topics = sorted(held)
+    topics = sorted(logs_of)
     options = data.draw(bound("starting", topics)) | data.draw(bound("ending", topics))
     what = {"subscribePattern": "[abc]"} if pattern else {"subscribe": ",".join(topics)}
-    sizes = {"maxRecordsPerPartition": str(largest), "minPartitions": str(fewest)}
+    sizes = {"maxRecordsPerPartition": str(max_records), "minPartitions": str(min_tasks)}
 
     def planned() -> list[tuple[str, int]] | str:
-        with patch.object(Survey, "_client", lambda *_: FakeClient(held)):
+        with patch.object(Survey, "_client", lambda *_: FakeClient(logs_of)):
             try:
                 read = ReadOptions.parse(
                     {"servers": "http://h:1"} | what | options | sizes, "batch"
@@ -160,8 +158,8 @@ def test_a_batch_read_plans_the_records_between_its_bounds_and_no_others(
             except BadOption:
                 return "crossed"
             except DataLost:
-                return "beyond"
-        pieces = [piece for task in tasks for piece in task.ranges]  # type: ignore[attr-defined]
-        return [(one.topic, seq) for one in pieces for seq in range(one.after + 1, one.last + 1)]
+                return "above the end"
+        parts = [part for task in tasks for part in task.ranges]  # type: ignore[attr-defined]
+        return [(one.topic, seq) for one in parts for seq in range(one.after + 1, one.last + 1)]
 
-    assert planned() == model(held, options)
+    assert planned() == model(logs_of, options)

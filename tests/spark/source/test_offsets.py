@@ -1,4 +1,4 @@
-"""Offsets: users' offsets become seqs, and a checkpoint is read as it was written."""
+"""Offsets: options are converted to seqs, and checkpoints are decoded as they were encoded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POSITIONS = st.tuples(NUMBER, NUMBER, NUMBER, HEADS).map(
 
 
 def test_a_start_is_inclusive_and_an_end_is_exclusive() -> None:
-    # Offsets 5 to 9 of a user are the range (4, 9] of seqs: 5, 6, 7, 8, 9.
+    # The offsets from 5 to below 10 are the range (4, 9] of seqs: 5, 6, 7, 8, 9.
     assert (seq_before(5), seq_before(10), seq_before(0)) == (4, 9, 0)
 
 
@@ -49,7 +49,7 @@ def test_bounds_are_words_or_json(text: str, orders: int, others: int) -> None:
     assert (bounds.of("orders", 1), bounds.of("others", 1)) == (orders, others)
 
 
-def test_words_are_those_that_somebody_asks_for() -> None:
+def test_words_returns_the_keywords_that_an_option_contains() -> None:
     assert Bounds("o", EARLIEST).words() == {EARLIEST}
     assert Bounds.parse("o", '{"a": -1, "b": 3}', EARLIEST).words() == {EARLIEST, LATEST}
 
@@ -69,7 +69,7 @@ def test_words_are_those_that_somebody_asks_for() -> None:
         '{"a": true}',
     ],
 )
-def test_what_is_neither_is_refused_in_one_line(text: str) -> None:
+def test_invalid_bounds_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(BadOption, match=r"option startingOffsets is .* earliest, latest or JSON"):
         Bounds.parse("startingOffsets", text, LATEST)
 

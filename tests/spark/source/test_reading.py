@@ -1,4 +1,4 @@
-"""Reading: one range of a real topic as Arrow batches; losses are raised or told."""
+"""Reading: ranges of a real topic as Arrow batches. Losses are errors or warnings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pyspark.sql.datasource import InputPartition
 
 from tests.spark.live import Live
 from topics.spark.client.http import TopicsClient
+from topics.spark.client.ranges import Range
 from topics.spark.source import reading
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import Connection
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import DataLost, Range
+from topics.spark.source.plan import DataLost
 from topics.spark.source.reading import RangePartition, read_partition
 
 
@@ -30,10 +31,10 @@ def epoch(live: Live, topic: str) -> int:
     return int(state["epoch"])
 
 
-def read(read_options: ReadOptions, *wanted: Range) -> pa.Table:
+def read(read_options: ReadOptions, *ranges: Range) -> pa.Table:
     columns = Columns(schema_of(read_options.columns))
     partition, given, found = pickle.loads(
-        pickle.dumps((RangePartition(wanted), read_options, columns))
+        pickle.dumps((RangePartition(ranges), read_options, columns))
     )
     batches = list(read_partition(partition, given, found))
     return pa.Table.from_batches(batches) if batches else None
@@ -44,8 +45,8 @@ def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_bat
 ) -> None:
     clients: list[TopicsClient] = []
 
-    def client(connection: Connection, *asked: Any) -> TopicsClient:
-        clients.append(make(connection, *asked))
+    def client(connection: Connection, *budget: Any) -> TopicsClient:
+        clients.append(make(connection, *budget))
         return clients[-1]
 
     make = Connection.client
@@ -54,14 +55,14 @@ def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_bat
     given = options(live, topics[0], columns="topic,offset")
     ranges = tuple(Range("one", topic, 1, 4, epoch(live, topic)) for topic in topics)
     columns = Columns(schema_of(given.columns))
-    wanted = [(topic, seq) for topic in topics for seq in (2, 3, 4)]
+    planned = [(topic, seq) for topic in topics for seq in (2, 3, 4)]
     for records, size, counts in ((7, 10**6, [9, 6]), (10**6, 1, [3] * 5), (10**6, 10**6, [15])):
         monkeypatch.setattr(reading, "BATCH_RECORDS", records)
         monkeypatch.setattr(reading, "BATCH_BYTES", size)
         batches = list(read_partition(RangePartition(ranges), given, columns))
         assert [batch.num_rows for batch in batches] == counts
         rows = [row.values() for batch in batches for row in batch.to_pylist()]
-        assert [tuple(row) for row in rows] == wanted
+        assert [tuple(row) for row in rows] == planned
     assert [(made.connections, made.requests) for made in clients] == [(1, 5)] * 3
 
 
@@ -74,59 +75,57 @@ def test_records_of_a_node_are_left_out(live: Live) -> None:
     assert table["offset"].to_pylist() == [1, 2, 4]
 
 
-def test_a_partition_of_nothing_is_empty(live: Live) -> None:
+def test_a_partition_that_spark_makes_is_empty(live: Live) -> None:
     given = options(live, "reading.absent")
     assert (
         list(read_partition(InputPartition(None), given, Columns(schema_of(given.columns)))) == []
     )
 
 
-def test_a_loss_fails_the_task_in_one_line_that_says_all(live: Live) -> None:
+def test_a_loss_fails_the_task_with_one_complete_line(live: Live) -> None:
     live.make("reading.loss", 10, cap_records=4)
-    wanted = Range("one", "reading.loss", 2, 8, epoch(live, "reading.loss"))
+    planned = Range("one", "reading.loss", 2, 8, epoch(live, "reading.loss"))
     with pytest.raises(DataLost) as caught:
-        read(options(live, "reading.loss"), wanted)
+        read(options(live, "reading.loss"), planned)
     assert str(caught.value) == (
-        'topic "reading.loss" on server one: offsets 3 to 6 are gone, about 4 records: evicted, to'
-        " keep the topic within its caps (give failOnDataLoss=false to go on without them)"
+        'topic "reading.loss" on server one: offsets 3 to 6 are lost, about 4 records: evicted, to'
+        " keep the topic within its caps (set failOnDataLoss=false to continue without them)"
     )
 
 
-def test_a_loss_is_told_on_stderr_when_the_query_goes_on(
+def test_a_loss_is_a_warning_if_the_query_continues(
     live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    live.make("reading.on", 10, cap_records=4)
-    wanted = Range("one", "reading.on", 2, 8, epoch(live, "reading.on"))
-    table = read(options(live, "reading.on", failOnDataLoss="false", columns="offset"), wanted)
+    live.make("reading.warn", 10, cap_records=4)
+    planned = Range("one", "reading.warn", 2, 8, epoch(live, "reading.warn"))
+    table = read(options(live, "reading.warn", failOnDataLoss="false", columns="offset"), planned)
     assert table["offset"].to_pylist() == [7, 8]
-    told = capfd.readouterr().err
-    assert told.startswith('topics: warning: topic "reading.on" on server one: offsets 3 to 6')
-    assert told.count("\n") == 1
+    warning = capfd.readouterr().err
+    assert warning.startswith('topics: warning: topic "reading.warn" on server one: offsets 3 to 6')
+    assert warning.count("\n") == 1
 
 
-@pytest.mark.parametrize("go_on", [False, True])
-def test_nothing_of_a_topic_that_was_made_again_is_taken_for_the_old(
-    live: Live, go_on: bool
-) -> None:
+@pytest.mark.parametrize("lenient", [False, True])
+def test_records_of_a_recreated_topic_are_not_read(live: Live, lenient: bool) -> None:
     topic = live.make("reading.again", 5)
-    wanted = Range("one", topic, 0, 5, epoch(live, topic))
+    planned = Range("one", topic, 0, 5, epoch(live, topic))
     live.delete(topic)
     live.make(topic, 5)
-    if go_on:
-        assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
+    if lenient:
+        assert read(options(live, topic, failOnDataLoss="false"), planned) is None
     else:
-        with pytest.raises(DataLost, match="deleted and made again"):
-            read(options(live, topic), wanted)
+        with pytest.raises(DataLost, match="deleted and created again"):
+            read(options(live, topic), planned)
     live.delete(topic)
 
 
-@pytest.mark.parametrize("go_on", [False, True])
-def test_a_topic_that_is_deleted_after_the_plan_is_lost(live: Live, go_on: bool) -> None:
-    topic = live.make("reading.gone", 5)
-    wanted = Range("one", topic, 0, 5, epoch(live, topic))
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_topic_that_is_deleted_after_planning_is_lost(live: Live, lenient: bool) -> None:
+    topic = live.make("reading.deleted", 5)
+    planned = Range("one", topic, 0, 5, epoch(live, topic))
     live.delete(topic)
-    if go_on:
-        assert read(options(live, topic, failOnDataLoss="false"), wanted) is None
+    if lenient:
+        assert read(options(live, topic, failOnDataLoss="false"), planned) is None
     else:
-        with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are gone.*failOnDataLoss"):
-            read(options(live, topic), wanted)
+        with pytest.raises(DataLost, match=r"was deleted.*offsets from 1 are lost.*failOnDataLoss"):
+            read(options(live, topic), planned)

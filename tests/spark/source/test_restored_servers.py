@@ -1,7 +1,6 @@
-"""A server that was restored from a backup: a stream reads every record of its log, or says
-DataLost.
+"""Restored servers: a stream reads every record of the restored log, or raises DataLost.
 
-The walks go through a model of one topic; the last test copies the directory of a server.
+The random walks use a model of one topic. The last test copies the directory of a server.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ WALKS, STEPS = 200, 40
 
 
 class Log:
-    """One topic of a server. Its `$ts` are those of one clock, so seq and `$ts` are a record."""
+    """One topic of a server. A seq and its `$ts` identify a record, because all use one clock."""
 
     def __init__(self) -> None:
         self.clock = self.head = self.starts = 0
-        self.times: dict[int, int] = {}  # of every record that ever was
+        self.times: dict[int, int] = {}  # of every record, including deleted ones
         self.live: set[int] = set()
 
     def append(self, count: int) -> None:
@@ -52,7 +51,7 @@ class Log:
 
 
 class LogClient:
-    """What the source asks of a ``TopicsClient``, answered by the log."""
+    """The requests that the source sends, with the responses of a log."""
 
     def __init__(self, log: Log) -> None:
         self._log, self.connections, self._start = log, 0, -1
@@ -67,7 +66,7 @@ class LogClient:
         """Nothing is open."""
 
     def _connect(self) -> int:
-        """Connect if need be; the earliest seq."""
+        """Connect after a restart, and return the earliest seq."""
         if self._start != self._log.starts:
             self._start = self._log.starts
             self.connections += 1
@@ -77,7 +76,7 @@ class LogClient:
         earliest, log = self._connect(), self._log
         return [Listed(TOPIC, log.head, earliest, EPOCH, log.times.get(log.head))]
 
-    def diff(self, topic: str, *, from_seq: int, limit: int, **_asked: Any) -> Page:
+    def diff(self, topic: str, *, from_seq: int, limit: int, **_fields: Any) -> Page:
         earliest, log = self._connect(), self._log
         found = sorted(seq for seq in log.live if seq > from_seq)
         records = [Record(seq, log.times[seq], msgspec.Raw(b"{}")) for seq in found[:limit]]
@@ -86,7 +85,7 @@ class LogClient:
 
 
 class Walk:
-    """A stream and its server, by chance. ``read``: the records that the stream gave."""
+    """A random walk of a stream and its server. ``read`` are the records of the stream."""
 
     def __init__(self, log: Log, seed: int, *, strict: bool) -> None:
         self.chance, self.log = random.Random(seed), log
@@ -95,7 +94,7 @@ class Walk:
         given |= {"servers": "one=http://h:1", "subscribePattern": TOPIC}
         self.options = ReadOptions.parse(given | {"failOnDataLoss": str(strict).lower()}, "stream")
         self.read: set[tuple[int, int]] = set()
-        self.deleted: set[tuple[int, int]] = set()  # which a backup may bring back
+        self.deleted: set[tuple[int, int]] = set()  # a backup may contain them
         self.restored = 0
         self.start()
         self.at = self.reader.initialOffset()
@@ -115,9 +114,9 @@ class Walk:
             case "copy":
                 self.kept = log.copy()
             case "delete":
-                gone = {seq for seq in log.live if chance.random() < 0.2}
-                log.live -= gone
-                self.deleted |= {(seq, log.times[seq]) for seq in gone}
+                some = {seq for seq in log.live if chance.random() < 0.2}
+                log.live -= some
+                self.deleted |= {(seq, log.times[seq]) for seq in some}
             case "restore" if chance.random() < 0.5:
                 log.restore(self.kept)
                 self.restored += 1
@@ -126,7 +125,7 @@ class Walk:
 
     def batch(self, limit: int, *, grows: bool = True) -> None:
         end = self.reader.latestOffset(self.at, ReadMaxRows(limit))
-        for _ in range(self.chance.choice([1, 1, 2])):  # some are repeated, after a crash
+        for _ in range(self.chance.choice([1, 1, 2])):  # repeated after a crash
             self.take(end)
             if grows and self.chance.random() < 0.1:
                 self.log.append(1)
@@ -139,7 +138,7 @@ class Walk:
                 self.read |= set(zip(batch[0].to_pylist(), times, strict=True))
 
     def unread(self) -> set[tuple[int, int]]:
-        """Records that are there and were not read, after some more batches."""
+        """Return the live records that were not read after some more batches."""
         for _ in range(4):
             self.batch(1000, grows=False)
         live = {(seq, self.log.times[seq]) for seq in self.log.live}
@@ -147,29 +146,29 @@ class Walk:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_every_record_is_read_or_the_loss_is_told(
+def test_every_record_is_read_or_its_loss_is_reported(
     strict: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = quiet = 0
+    failed = completed = 0
     for seed in range(WALKS):
         log = Log()
-        monkeypatch.setattr(Connection, "client", lambda *_asked, log=log: LogClient(log))
+        monkeypatch.setattr(Connection, "client", lambda *_budget, log=log: LogClient(log))
         walk = Walk(log, seed, strict=strict)
         try:
             for _ in range(STEPS):
                 walk.step()
             assert walk.unread() == set(), f"seed {seed}"
-            quiet += walk.restored > 0
+            completed += walk.restored > 0
         except DataLost:
             assert walk.restored, f"seed {seed}"
-            told += 1
-    assert (told > WALKS // 10) == strict
-    assert quiet > WALKS // 10
-    assert ("restored backup" in capfd.readouterr().err) != strict
+            failed += 1
+    assert (failed > WALKS // 10) == strict
+    assert completed > WALKS // 10
+    assert ("restore of a backup" in capfd.readouterr().err) != strict
 
 
 @pytest.mark.parametrize("grown", [0, 9])
-def test_a_stream_goes_on_with_a_restored_server(
+def test_a_stream_continues_with_a_restored_server(
     mortal: Live, tmp_path: Path, grown: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server, kept = mortal.server, tmp_path / "kept"
@@ -187,14 +186,14 @@ def test_a_stream_goes_on_with_a_restored_server(
         server.start()
         if grown:
             mortal.append("restored", range(4, 4 + grown))
-        told = "an older state, as of a restored backup; .* offsets from 4 are gone"
+        message = "an older state, as after the restore of a backup, .* offsets from 4 are lost"
         with (
             query(mortal, running.at, subscribe="restored") as strict,
-            pytest.raises(DataLost, match=told),
+            pytest.raises(DataLost, match=message),
         ):
             strict.plan()
         assert running.seqs() == []
         assert running.seqs() == [*range(4, 4 + grown)]
         mortal.append("restored", [0])
         assert running.seqs() == [4 + grown]
-    assert capfd.readouterr().err.count("restored backup") == 1
+    assert capfd.readouterr().err.count("restore of a backup") == 1

@@ -1,4 +1,4 @@
-"""Stream read without Spark: the reader is called as Spark calls it, against real servers."""
+"""Stream reader without Spark, against real servers. The tests call it like Spark."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from tests.spark.live import Live
 from topics.spark.source.columns import Columns, schema_of
+from topics.spark.source.connection import ServerError
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
 from topics.spark.source.reading import RangePartition
@@ -24,7 +25,7 @@ Row = tuple[str, str, int]
 
 
 class Query:
-    """What Spark does with a stream reader: one batch after another, offsets through JSON."""
+    """Calls a stream reader like Spark: batch after batch, with offsets that pass through JSON."""
 
     def __init__(self, reader: StreamReader, at: dict[str, Any] | None = None) -> None:
         self.reader = reader
@@ -33,7 +34,7 @@ class Query:
         self.pauses: list[float] = []
         reader._clock = lambda: self.time
         reader._sleep = self.pauses.append
-        reader._moved_at = 0.0
+        reader._advanced_at = 0.0
 
     @staticmethod
     def through_json(offset: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class Query:
         return self.through_json(self.reader.latestOffset(self.at, limit))
 
     def rows(self, end: dict[str, Any]) -> list[Row]:
-        """Server, topic and offset of every record of a batch."""
+        """Return server, topic and offset of every record of a batch."""
         found: list[Row] = []
         executor = pickle.loads(pickle.dumps(self.reader))
         names = [server.name for server in self.reader.options.connection.servers.members]
@@ -57,7 +58,7 @@ class Query:
         return found
 
     def batch(self, limit: ReadLimit | None = None) -> list[Row]:
-        """One batch, committed."""
+        """Run one batch and commit it."""
         end = self.plan(limit)
         rows = self.rows(end)
         self.reader.commit(end)
@@ -83,7 +84,7 @@ def query(live: Live, at: dict[str, Any] | None = None, /, **given: str) -> Iter
         reader.stop()
 
 
-def test_a_stream_reads_what_is_there_and_then_what_comes(live: Live) -> None:
+def test_a_stream_reads_existing_and_then_new_records(live: Live) -> None:
     live.make("stream.plain", 5)
     with query(live, subscribe="stream.plain") as running:
         assert running.seqs() == [1, 2, 3, 4, 5]
@@ -97,7 +98,9 @@ def test_a_stream_reads_what_is_there_and_then_what_comes(live: Live) -> None:
     ("starting", "read"),
     [("earliest", [1, 2, 3]), ("latest", []), ('{"stream.start":{"0":3}}', [3])],
 )
-def test_a_stream_begins_where_it_is_told(live: Live, starting: str, read: list[int]) -> None:
+def test_a_stream_begins_at_its_starting_offsets(
+    live: Live, starting: str, read: list[int]
+) -> None:
     with live.client() as client:
         if client.state("stream.start") is None:
             live.make("stream.start", 3)
@@ -105,7 +108,7 @@ def test_a_stream_begins_where_it_is_told(live: Live, starting: str, read: list[
         assert running.seqs() == read
 
 
-def test_a_small_batch_waits_for_more_or_for_its_time(live: Live) -> None:
+def test_a_small_batch_waits_for_more_records_or_the_delay(live: Live) -> None:
     live.make("stream.min", 3)
     given = {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "10s"}
     with query(live, subscribe="stream.min", **given) as running:
@@ -120,7 +123,7 @@ def test_a_small_batch_waits_for_more_or_for_its_time(live: Live) -> None:
         assert running.seqs() == [6]
 
 
-def test_available_now_ends_with_what_was_there(live: Live) -> None:
+def test_available_now_ends_with_the_heads_at_its_start(live: Live) -> None:
     live.make("stream.now", 10)
     given = {"maxOffsetsPerTrigger": "4", "minOffsetsPerTrigger": "4"}
     with query(live, subscribe="stream.now", **given) as running:
@@ -130,7 +133,7 @@ def test_available_now_ends_with_what_was_there(live: Live) -> None:
         assert running.pauses == []
 
 
-def test_a_query_goes_on_from_its_checkpoint_and_a_batch_is_repeated_as_it_was(live: Live) -> None:
+def test_a_query_continues_from_its_checkpoint_and_repeats_a_batch_exactly(live: Live) -> None:
     live.make("stream.again", 5)
     with query(live, subscribe="stream.again") as running:
         running.batch()
@@ -149,43 +152,43 @@ def test_new_topics_of_a_pattern_are_read_from_their_earliest_record(live: Live)
     with query(live, **pattern) as running:
         assert running.batch() == []
         live.make("stream.p.b", 6, cap_records=2)
-        assert running.batch() == []  # enters the offsets
+        assert running.batch() == []  # the topic enters the offsets
         assert running.batch() == [("one", "stream.p.b", 5), ("one", "stream.p.b", 6)]
         assert running.at["one"]["stream.p.b"][2] == 0
 
 
-def test_what_was_evicted_fails_the_query_or_is_counted(live: Live) -> None:
+def test_evicted_records_fail_the_query_or_are_counted(live: Live) -> None:
     live.make("stream.loss", 2, cap_records=4)
     with query(live, subscribe="stream.loss") as running:
         running.batch()
         live.append("stream.loss", range(3, 13))
-        said = r'topic "stream.loss" on server one: offsets 3 to 8 are gone, about 6 records: evict'
-        with pytest.raises(DataLost, match=said):
+        message = (
+            r'topic "stream.loss" on server one: offsets 3 to 8 are lost, about 6 records: evict'
+        )
+        with pytest.raises(DataLost, match=message):
             running.plan()
         at = running.at
-    with query(live, at, subscribe="stream.loss", failOnDataLoss="false") as going_on:
-        limited = going_on.seqs(ReadMaxRows(3))
+    with query(live, at, subscribe="stream.loss", failOnDataLoss="false") as lenient:
+        limited = lenient.seqs(ReadMaxRows(3))
         assert limited == [9, 10, 11]
-        assert going_on.at["one"]["stream.loss"][2] == 6
-        assert going_on.seqs() == [12]
-        assert going_on.at["one"]["stream.loss"][2] == 6
+        assert lenient.at["one"]["stream.loss"][2] == 6
+        assert lenient.seqs() == [12]
+        assert lenient.at["one"]["stream.loss"][2] == 6
 
 
-def test_a_topic_that_was_made_again_is_noticed(
-    live: Live, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recreated_topic_is_detected(live: Live, capfd: pytest.CaptureFixture[str]) -> None:
     live.make("stream.made", 5)
     with query(live, subscribe="stream.made", failOnDataLoss="false") as running:
         running.batch()
         live.append("stream.made", [6, 7])
-        running.plan()  # hears of 6 and 7, and is not committed
+        running.plan()  # reports 6 and 7 as known, and is not committed
         live.delete("stream.made")
         assert running.batch() == running.batch() == []
         assert capfd.readouterr().err.count("no longer subscribed") == 1
         live.make("stream.made", 2)
         with (
             query(live, running.at, subscribe="stream.made") as strict,
-            pytest.raises(DataLost, match="deleted and made again; offsets from 6 are gone"),
+            pytest.raises(DataLost, match="deleted and created again; offsets from 6 are lost"),
         ):
             strict.plan()
         assert running.batch() == []
@@ -196,7 +199,59 @@ def test_a_topic_that_was_made_again_is_noticed(
         assert (client.state("stream.made") or {})["epoch"] == epoch
 
 
-def test_the_ends_of_topics_are_reported_for_progress(live: Live) -> None:
+def test_a_deleted_topic_of_a_pattern_leaves_the_offsets_and_is_new_when_it_is_recreated(
+    live: Live,
+) -> None:
+    pattern = {"subscribePattern": r"stream\.short\..*"}
+    live.make("stream.short.a", 3)
+    with query(live, **pattern) as running:
+        assert running.seqs() == [1, 2, 3]
+        live.delete("stream.short.a")
+        assert running.seqs() == []
+        assert running.at == {"one": {}}
+        live.make("stream.short.a", 2)
+        assert [running.seqs(), running.seqs()] == [[], [1, 2]]
+        live.append("stream.short.a", [3])
+        assert running.seqs(ReadMaxRows(1)) == [3]
+        live.append("stream.short.a", [4, 5])
+        assert running.seqs(ReadMaxRows(1)) == [4]
+        at = running.at
+    live.delete("stream.short.a")
+    with (
+        query(live, at, **pattern) as restarted,
+        pytest.raises(DataLost, match=r"it was deleted.*offsets from 5 are lost"),
+    ):
+        restarted.plan()
+
+
+def test_unread_records_of_a_deleted_topic_are_reported_once_and_its_position_is_dropped(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live.make("stream.short.b", 3)
+    given = {"subscribePattern": r"stream\.short\.b", "failOnDataLoss": "false"}
+    with query(live, **given) as running:
+        assert running.seqs(ReadMaxRows(2)) == [1, 2]
+        live.delete("stream.short.b")
+        assert [running.seqs(), running.seqs()] == [[], []]
+        assert running.at == {"one": {}}
+    assert capfd.readouterr().err.count("offsets from 3 are lost") == 1
+
+
+def test_a_topic_that_the_key_may_no_longer_read_keeps_its_position(locked: Live) -> None:
+    given = {"subscribePattern": r"spark\.locked"}
+    with query(locked, **given, apiKey="the-right-key") as running:
+        assert running.seqs() == [1, 2, 3]
+        at = running.at
+    with (
+        query(locked, at, **given, apiKey="narrow") as restarted,
+        pytest.raises(ServerError, match=r'"spark\.locked": 403 forbidden'),
+    ):
+        restarted.plan()
+    with query(locked, at, **given, apiKey="the-right-key") as running:
+        assert running.seqs() == []
+
+
+def test_the_ends_of_topics_are_reported_in_the_progress(live: Live) -> None:
     live.make("stream.report", 9)
     with query(live, subscribe="stream.report", maxOffsetsPerTrigger="4") as running:
         assert running.reader.reportLatestOffset() is None
@@ -207,9 +262,7 @@ def test_the_ends_of_topics_are_reported_for_progress(live: Live) -> None:
         assert running.at["one"]["stream.report"][0] == 4
 
 
-def test_a_server_that_lost_its_name_is_noticed(
-    live: Live, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_renamed_server_is_detected(live: Live, capfd: pytest.CaptureFixture[str]) -> None:
     live.make("stream.name", 3)
     with query(live, subscribe="stream.name") as running:
         running.batch()
@@ -226,7 +279,7 @@ def test_a_server_that_lost_its_name_is_noticed(
     assert capfd.readouterr().err.count('offsets of server "one"') == 1
 
 
-def test_one_server_is_down_and_the_other_goes_on(
+def test_a_stream_reads_from_one_server_while_the_other_is_down(
     live: Live, mortal: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
     servers = f"a={live.url},b={mortal.url}"
@@ -249,7 +302,7 @@ def test_one_server_is_down_and_the_other_goes_on(
         assert running.batch() == [("b", "stream.two", 3)]
 
 
-def test_the_only_server_is_awaited(mortal: Live) -> None:
+def test_a_stream_waits_for_its_only_server(mortal: Live) -> None:
     mortal.make("stream.only", 2)
     with query(mortal, subscribe="stream.only") as running:
         running.batch()

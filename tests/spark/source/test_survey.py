@@ -1,4 +1,4 @@
-"""Survey: what real servers hold, and how long one is asked that does not answer."""
+"""Survey: the topics of real servers, and servers that do not reply."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.spark.live import Live
-from topics.spark.client.ranges import Lost
+from topics.spark.client.ranges import Loss
 from topics.spark.client.request_error import RequestError
 from topics.spark.source import survey as module
 from topics.spark.source.connection import BadOption, RetryBudget, ServerError
-from topics.spark.source.offsets import Position
+from topics.spark.source.offsets import LATEST, Bounds, Position
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Head, Step
 from topics.spark.source.survey import Survey
@@ -28,16 +28,27 @@ def survey(live: Live, **options: str) -> Iterator[Survey]:
         yield made
 
 
-def test_a_pattern_costs_one_request_and_sees_a_topic_that_was_made_again(live: Live) -> None:
+@pytest.mark.parametrize(
+    ("text", "seq"),
+    [("earliest", 10), ("latest", 50), ('{"t": 20}', 19), ('{"t": 51}', 50), ('{"t": 3}', 2)],
+)
+def test_an_offset_is_the_first_that_is_read_or_the_first_that_is_not(text: str, seq: int) -> None:
+    read = ReadOptions.parse({"servers": NOWHERE, "subscribe": "t"}, "batch")
+    with closing(Survey(read)) as made:
+        head = Head(earliest=11, head=50, epoch=7)
+        assert made.bound(Bounds.parse("o", text, LATEST), made.servers[0], "t", head) == seq
+
+
+def test_a_pattern_costs_one_request_and_detects_a_recreated_topic(live: Live) -> None:
     live.make("survey.m.a", 3)
     live.make("survey.m.b", 3)
-    with survey(live, subscribePattern=r"survey\.m\..*") as asked:
-        first = asked.heads(RetryBudget.FULL)["one"]
-        client = asked._client(asked.servers[0], RetryBudget.FULL)
+    with survey(live, subscribePattern=r"survey\.m\..*") as made:
+        first = made.heads(RetryBudget.FULL)["one"]
+        client = made._client(made.servers[0], RetryBudget.FULL)
         before = client.requests
         live.delete("survey.m.a")
         live.make("survey.m.a", 3)  # as many records as before
-        second = asked.heads(RetryBudget.FULL)["one"]
+        second = made.heads(RetryBudget.FULL)["one"]
         assert client.requests == before + 1
         with live.client() as other:
             epochs = {name: (other.state(name) or {})["epoch"] for name in second}
@@ -46,26 +57,26 @@ def test_a_pattern_costs_one_request_and_sees_a_topic_that_was_made_again(live: 
     assert second["survey.m.a"].epoch > first["survey.m.a"].epoch
 
 
-def test_a_named_topic_that_is_absent_is_told_with_its_server(live: Live) -> None:
-    with survey(live, subscribe="survey.absent") as asked:
-        assert asked.heads(RetryBudget.PLANNING) == {"one": {}}
+def test_the_error_for_an_absent_named_topic_names_the_server(live: Live) -> None:
+    with survey(live, subscribe="survey.absent") as made:
+        assert made.heads(RetryBudget.PLANNING) == {"one": {}}
         with pytest.raises(ServerError, match=r'one \(http.*"survey.absent": topic_not_found'):
-            list(asked.required())
+            list(made.required())
 
 
-def test_many_named_topics_are_listed_and_few_are_asked_for_their_states(
+def test_many_named_topics_are_listed_and_few_are_requested_one_by_one(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [live.make(f"survey.n.{number}", number) for number in range(12)]
 
     def costs(*named: str) -> list[int]:
-        """Requests of each look; what it finds is right."""
+        """Return the requests of two polls. Both return the right heads."""
         counts = []
-        with survey(live, subscribe=",".join(named)) as asked:
-            client = asked._client(asked.servers[0], RetryBudget.FULL)
+        with survey(live, subscribe=",".join(named)) as made:
+            client = made._client(made.servers[0], RetryBudget.FULL)
             for _ in range(2):
                 before = client.requests
-                heads = asked.heads(RetryBudget.FULL)["one"]
+                heads = made.heads(RetryBudget.FULL)["one"]
                 counts.append(client.requests - before)
                 assert {name: head.head for name, head in heads.items()} == {
                     name: names.index(name) for name in named if name in names
@@ -77,18 +88,18 @@ def test_many_named_topics_are_listed_and_few_are_asked_for_their_states(
     assert costs(*names) == [1, 1]
     assert costs(*names, "survey.n.absent") == [1, 1]
     monkeypatch.setattr(module, "LIST_SIZE", 9)
-    assert costs(*names[:2], *names[8:10]) == [1 + 2, 4]  # others lie between
+    assert costs(*names[:2], *names[8:10]) == [1 + 2, 4]  # the list has others between them
 
 
-def test_a_key_that_may_not_see_a_topic_is_told(
+def test_a_key_that_may_not_read_a_topic_is_refused(
     locked: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STATES_A_PAGE", 1)
     with (
-        survey(locked, subscribe="spark.locked", apiKey="narrow") as asked,
+        survey(locked, subscribe="spark.locked", apiKey="narrow") as made,
         pytest.raises(ServerError, match=r'"spark\.locked": 403 forbidden'),
     ):
-        list(asked.required())
+        list(made.required())
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
@@ -97,23 +108,23 @@ def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused(
 ) -> None:
     live.make("survey.place", 3)
     there, elsewhere = ({option: f'{{"survey.place": {{"{place}": 2}}}}'} for place in (0, 1))
-    with survey(live, subscribe="survey.place", **there) as asked:
-        list(asked.required())
+    with survey(live, subscribe="survey.place", **there) as made:
+        list(made.required())
     with (
-        survey(live, subscribePattern="survey.p.*", **elsewhere) as asked,
+        survey(live, subscribePattern="survey.p.*", **elsewhere) as made,
         pytest.raises(BadOption, match=r'partition 1 of topic "survey\.place", which is part'),
     ):
-        list(asked.required())
+        list(made.required())
 
 
-def test_offsets_of_a_topic_that_is_not_there_are_refused(live: Live) -> None:
+def test_offsets_of_an_absent_topic_are_refused(live: Live) -> None:
     live.make("survey.there")
     given = {"startingOffsets": '{"survey.thera": 2}'}
     with (
-        survey(live, subscribePattern=r"survey\.ther.", **given) as asked,
-        pytest.raises(BadOption, match=r'names topic "survey\.thera": there is none'),
+        survey(live, subscribePattern=r"survey\.ther.", **given) as made,
+        pytest.raises(BadOption, match=r'names topic "survey\.thera", which does not exist'),
     ):
-        list(asked.required())
+        list(made.required())
 
 
 def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mortal: Live) -> None:
@@ -125,59 +136,62 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
         if connection.servers.owner(name).name == "b"
     )
     live.make(other, 3)  # before b was one of the servers
-    with survey(live, servers=servers, subscribe=other) as asked:
-        heads = asked.heads(RetryBudget.PLANNING)
+    with survey(live, servers=servers, subscribe=other) as made:
+        heads = made.heads(RetryBudget.PLANNING)
         assert (heads["a"][other].head, heads["b"]) == (3, {})
-        first, second = (asked._client(server, RetryBudget.PLANNING) for server in asked.servers)
+        first, second = (made._client(server, RetryBudget.PLANNING) for server in made.servers)
         before = first.requests, second.requests
-        asked.heads(RetryBudget.PLANNING)
+        made.heads(RetryBudget.PLANNING)
         assert (first.requests, second.requests) == (before[0] + 1, before[1])
-        # It is followed to the other server.
+        # The topic moves to the other server.
         live.delete(other)
         mortal.make(other, 1)
-        assert asked.heads(RetryBudget.PLANNING) == {
+        assert made.heads(RetryBudget.PLANNING) == {
             "a": {},
-            "b": asked.heads(RetryBudget.QUICK)["b"],
+            "b": made.heads(RetryBudget.QUICK)["b"],
         }
         assert connection.locate(other).name == "b"
     live.make(other, 2)
     both = rf"409 topic_on_two_servers: it is on server a \({live.url}\) and on server b \(http"
     with (
-        survey(live, servers=servers, subscribe=other) as asked,
+        survey(live, servers=servers, subscribe=other) as made,
         pytest.raises(RequestError, match=both),
     ):
-        asked.heads(RetryBudget.PLANNING)
+        made.heads(RetryBudget.PLANNING)
     with pytest.raises(RequestError, match=both):
         connection.locate(other)
 
 
-def test_a_read_by_name_asks_all_servers_first(live: Live) -> None:
+def test_a_read_by_name_requires_all_servers_at_its_start(live: Live) -> None:
     live.make("survey.half", 1)
     with (
-        survey(live, servers=f"a={live.url},b={NOWHERE}", subscribe="survey.half") as asked,
+        survey(live, servers=f"a={live.url},b={NOWHERE}", subscribe="survey.half") as made,
         pytest.raises(ServerError, match=rf"server b \({NOWHERE}\): .*unreachable"),
     ):
-        asked.heads(RetryBudget.PLANNING)
+        made.heads(RetryBudget.PLANNING)
 
 
-def test_losses_right_behind_a_position_are_told(live: Live) -> None:
+def test_losses_directly_after_a_position_are_found(live: Live) -> None:
     live.make("survey.loss", 10, cap_records=4)
     live.make("survey.deleted", 10)
     live.remove("survey.deleted", 5)
-    with survey(live, subscribe="survey.loss,survey.deleted") as asked:
-        heads = asked.heads(RetryBudget.FULL)["one"]
+    with survey(live, subscribe="survey.loss,survey.deleted") as made:
+        heads = made.heads(RetryBudget.FULL)["one"]
 
-        def loss(topic: str, seq: int) -> Lost | None:
-            return asked.loss(
+        def loss(topic: str, seq: int) -> Loss | None:
+            return made.loss_after(
                 Step("one", topic, Position(seq, heads[topic].epoch), 10), RetryBudget.FULL
             )
 
-        assert loss("survey.loss", 2) == Lost(3, 6, "cap", 4)
+        assert loss("survey.loss", 2) == Loss(3, 6, "cap", 4)
         assert loss("survey.loss", 6) is None
         assert heads["survey.deleted"].earliest == 5
         assert loss("survey.deleted", 0) is None
-        # Another incarnation is noticed by its epoch, not here.
-        assert asked.loss(Step("one", "survey.loss", Position(2, 1), 10), RetryBudget.FULL) is None
+        # Another incarnation is detected by its epoch, not here.
+        assert (
+            made.loss_after(Step("one", "survey.loss", Position(2, 1), 10), RetryBudget.FULL)
+            is None
+        )
 
 
 def test_a_time_is_found_between_its_records(live: Live) -> None:
@@ -189,12 +203,12 @@ def test_a_time_is_found_between_its_records(live: Live) -> None:
     with live.client() as client:
         stamps = {r.seq: r.ts for r in client.diff("survey.time", from_seq=0, limit=10).records}
     assert sorted(stamps) == [3, 4, 5, 6, 7]
-    with survey(live, subscribe="survey.time") as asked:
-        (server,) = asked.servers
-        head = asked.heads(RetryBudget.FULL)["one"]["survey.time"]
+    with survey(live, subscribe="survey.time") as made:
+        (server,) = made.servers
+        head = made.heads(RetryBudget.FULL)["one"]["survey.time"]
         for seq, ts in stamps.items():
-            assert asked.seq_before(server, "survey.time", head, ts) == seq - 1
-            assert asked.seq_before(server, "survey.time", head, ts + 1) == seq
-        assert asked.seq_before(server, "survey.time", head, 0) == 2
+            assert made.seq_before(server, "survey.time", head, ts) == seq - 1
+            assert made.seq_before(server, "survey.time", head, ts + 1) == seq
+        assert made.seq_before(server, "survey.time", head, 0) == 2
         empty = Head(1, 0, head.epoch)
-        assert asked.seq_before(server, "survey.time", empty, 0) == 0
+        assert made.seq_before(server, "survey.time", empty, 0) == 0

@@ -1,9 +1,9 @@
-"""What Spark adds to `topics.client`. It imports no Spark and no module of the server.
+"""The requests of Spark's sources, sinks and jobs. No module imports Spark or the server.
 
-http.py           the requests of sources, sinks and jobs: retries, raw records, counts
-ranges.py         the records between two seqs, and what of them is lost
-servers.py        several servers as one: which of them has a topic
-request_error.py  RequestError: what the server said and what to do about it
+http.py           a client: retries, raw records, counts
+ranges.py         the records between two seqs, and the losses among them
+servers.py        a list of servers, and the server that has a topic
+request_error.py  RequestError: the error of a server, with advice
 """
 
 import sys
@@ -11,7 +11,5 @@ import sys
 from topics.imports import without_packages
 
 if "pyspark.worker_util" in sys.modules:  # one of Spark's Python workers
-    with without_packages(
-        "trio", "h2"
-    ):  # none of them waits by these: each starts 0.15 s of CPU sooner
+    with without_packages("trio", "h2"):  # unused here; they take 0.15 s of CPU in each worker
         import httpcore2 as httpcore2

@@ -1,11 +1,12 @@
-"""The requests of sources, sinks and jobs, by the client of `topics.client`.
+"""The requests of sources, sinks and jobs. They are sent by `topics.client`.
 
-Own to them are a retry budget that counts attempts (`Target`), records whose JSON stays bytes, and
-errors that are one line with advice.
+This module adds retries that are limited by number (`Target`), records whose JSON is not decoded,
+and errors of one line with advice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ssl import SSLContext
@@ -24,13 +25,15 @@ T = TypeVar("T")
 
 LIST_SIZE = calls.PAGE  # topics in a page of a list; no server gives more
 EXCERPT_CHARS = 80  # of a value in a message
+# What OpenSSL reports if one side rejects the other's certificate, or the server has no TLS.
+TLS_FAILURE = re.compile(r"\[SSL: \w*(CERTIFICATE|UNKNOWN_CA|WRONG_VERSION)\w*\]")
 PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where and how to write. Small and plain: it is sent to every executor. ``retries`` are tries
-    after the first, ``connect_retries`` those of them while nobody answers at the address.
+    """A server and how to send requests to it. It is sent to every executor. ``retries`` limits the
+    attempts after the first, ``connect_retries`` the attempts after failed connections.
     """
 
     url: str = field(repr=False)  # its user info is a secret: never in a log or a plan
@@ -39,20 +42,20 @@ class Target:
     connect_retries: int | None = None  # as many as ``retries``
     backoff_s: float = 0.2
     backoff_max_s: float = 14.0  # 10 s on average
-    retry_after_max_s: int = 60  # on average; a server that asks for more fails the request
+    retry_after_max_s: int = 60  # on average; a request fails if the server requires more
     connect_s: float = 5.0
     read_s: float = 120.0
 
     def retry(self) -> Retry:
-        """The client's rule."""
+        """Return the retries as `topics.client` defines them."""
         connects = self.retries if self.connect_retries is None else self.connect_retries
         deadline = self.retries * self.retry_after_max_s
         return Retry(deadline, self.backoff_s, self.backoff_max_s, self.retries, connects)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record of a page (§3). ``data`` and ``meta`` are their JSON as it was written; a record
-    without meta, or read without it, has an empty one.
+    """A record of a page (§3). ``data`` and ``meta`` contain the JSON as it was written. ``meta``
+    is empty if the record has none, or if it was not requested.
     """
 
     seq: int = msgspec.field(name="$seq")
@@ -64,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """Seqs that are gone, both ends inclusive (§3.2)."""
+    """Seqs of lost records, both ends inclusive (§3.2)."""
 
     gap_from: int
     gap_to: int
@@ -73,7 +76,7 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """The answer to a diff (§3)."""
+    """The response to a diff (§3)."""
 
     records: list[Record]
     next_from_seq: int
@@ -100,9 +103,11 @@ class _List(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What a topic's state has in any case."""
+    """The required fields of a topic's state."""
 
     head_seq: int
+    earliest_seq: int
+    epoch: int
     config: dict[str, Any]
 
 
@@ -112,16 +117,16 @@ _checked_state = msgspec.json.Decoder(_State).decode
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def _state(answer: bytes) -> dict[str, Any]:
-    _checked_state(answer)
-    return _object(answer)
+def _state(body: bytes) -> dict[str, Any]:
+    _checked_state(body)
+    return _object(body)
 
 
 class TopicsClient:
-    """A client of one server. Not picklable, send the ``Target``. All requests are tried again
-    while that helps, appends too, and raise `RequestError` in the end.
+    """A client of one server. It is not picklable, but its `Target` is. All requests, including
+    appends, are retried, and raise `RequestError` if they fail.
 
-    ``requests`` counts the answered requests, ``retries`` the tries that had to be repeated.
+    ``requests`` counts the requests with a response, ``retries`` the repeated attempts.
     """
 
     def __init__(self, target: Target, ssl_context: SSLContext | None = None) -> None:
@@ -145,11 +150,11 @@ class TopicsClient:
 
     @property
     def connections(self) -> int:
-        """How often the server was connected to (`topics.client.sync.pool.Pool`)."""
+        """The number of connections that were opened (`topics.client.sync.pool.Pool`)."""
         return self._client.pool.connections
 
     def state(self, topic: str) -> dict[str, Any] | None:
-        """The topic's state (§1), or None when there is no such topic. Does not count as a read."""
+        """Return the topic's state (§1), or None if it does not exist. Not counted as a read."""
         try:
             return self._send(topic, calls.get_topic(topic).read_by(_state))
         except RequestError as error:
@@ -158,17 +163,17 @@ class TopicsClient:
             return None
 
     def put_topic(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Create the topic, or change the named fields of its config (§1)."""
+        """Create the topic, or change the given fields of its config (§1)."""
         return self._send(topic, calls.put_topic(topic, config).read_by(_object))
 
     def append(self, topic: str, body: bytes, count: int, key: str) -> Receipt:
-        """Append the ``count`` records of a finished JSON body, once for each ``key`` within the
-        topic's window (§2).
+        """Append the ``count`` records of an encoded body, once for each ``key`` within the topic's
+        idempotency window (§2).
         """
         receipt = self._send(topic, calls.append_bytes(topic, body, key))
         if receipt.count != count or receipt.last_seq - receipt.first_seq + 1 != count:
-            told = f"{count} records sent under key {key}, answered with {receipt}"
-            raise RequestError(topic, 200, "bad_answer", told)
+            message = f"{count} records sent with key {key}, but the response is {receipt}"
+            raise RequestError(topic, 200, "bad_answer", message)
         return receipt
 
     def diff(
@@ -182,21 +187,20 @@ class TopicsClient:
         meta: bool = True,
         node: str | None = None,
     ) -> Page:
-        """Records with a seq above ``from_seq`` (§3), at most ``limit`` or what the server allows.
-
-        ``epoch`` is the incarnation that the caller means. Records whose node is ``node`` are left
+        """Return records with a seq above ``from_seq`` (§3), at most ``limit`` or as many as the
+        server allows. ``epoch`` is the expected incarnation. Records of the node ``node`` are left
         out.
         """
-        asked: dict[str, Any] = {"limit": limit, "epoch": epoch, "node": node}
-        asked |= {"include_tags": tags, "include_meta": meta, "max_batch_bytes": PAGE_BYTES}
-        return self._send(topic, calls.diff(topic, from_seq, **asked).read_by(_page))
+        fields: dict[str, Any] = {"limit": limit, "epoch": epoch, "node": node}
+        fields |= {"include_tags": tags, "include_meta": meta, "max_batch_bytes": PAGE_BYTES}
+        return self._send(topic, calls.diff(topic, from_seq, **fields).read_by(_page))
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Names of the topics that begin with ``prefix`` and that this key may see, sorted (§1)."""
-        return (found.topic for found in self.listing(prefix))
+        """Yield the sorted names that start with ``prefix`` and that the key may see (§1)."""
+        return (each.topic for each in self.listing(prefix))
 
     def listing(self, prefix: str = "") -> Iterator[Listed]:
-        """Those topics with their heads; 1,000 for each request."""
+        """Yield these topics with their heads. A request returns 1,000 of them."""
         cursor = None
         while True:
             page = self._send(prefix, calls.list_topics(prefix, cursor).read_by(_list))
@@ -206,8 +210,8 @@ class TopicsClient:
                 return
 
     def check_access(self, topic: str) -> None:
-        """Raise ``RequestError`` unless this key may append. Nothing is written: the request is
-        wrong in itself, and a caller without the right to ask is told that first.
+        """Raise `RequestError` unless the key may append. The request is invalid, so nothing is
+        appended; the server checks the scope of the key first.
         """
         try:
             self._send(topic, calls.append(topic, {"create": False, "records": []}))
@@ -220,7 +224,8 @@ class TopicsClient:
             found = self._client.call(call)
         except ConnectionLost as error:
             message = without_user_info(error.message)
-            raise RequestError(topic, 0, "unreachable", message) from None
+            code = "tls_failed" if TLS_FAILURE.search(message) else "unreachable"
+            raise RequestError(topic, 0, code, message) from None
         except TopicsError as error:
             self.requests += 1
             code = "bad_answer" if error.code.startswith("http_") else error.code
@@ -229,12 +234,14 @@ class TopicsClient:
         self.requests += 1
         return found
 
-    def _count_retry(self, _failure: TopicsError, _pause_s: float) -> None:
+    def _count_retry(self, failure: TopicsError, _pause_s: float) -> None:
+        if TLS_FAILURE.search(failure.message):
+            raise failure  # a retry would fail too
         self.retries += 1
 
 
 def _too_long(body: Any, detail: dict[str, Any]) -> str:
-    """Which record of an append has a tag or node that is too long; empty for another mistake."""
+    """Return which record of an append has a tag or node that is too long, or an empty text."""
     name, most = detail.get("field"), detail.get("max")
     if name not in ("tag", "node") or most is None or not isinstance(body, msgspec.Raw):
         return ""

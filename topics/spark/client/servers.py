@@ -1,17 +1,17 @@
-"""Servers: several servers as one, each topic on one of them by its name.
+"""Servers: a list of servers. Each topic is on one of them.
 
-A list of servers is written as addresses with optional names, separated by commas:
+A list consists of addresses with optional names, separated by commas:
 
     http://10.0.0.1:4000                              one server
     a=http://10.0.0.1:4000,b=http://10.0.0.2:4000     two servers, named a and b
 
-A server's name is its identity: it places topics and is written to the offsets of queries, so a
-server that keeps its name may move to another address. Without a name, the address is the name.
-User info of an address (``user:password@``) is a secret and never a part of the name.
+The name of a server is its identity. It is stored in the offsets of queries, so a server that keeps
+its name may move to another address. Without a name, the address is the name. User info of an
+address (``user:password@``) is a secret and never a part of the name.
 
-Placement is rendezvous hashing: every server scores the topic by a hash of both names, and the
-highest score is to have the topic. All clients compute the same owner, whatever the order of the
-list. It says where a topic is made that no server has; one that is there stays where it is.
+A new topic is created on the server that rendezvous hashing selects: each server has a score, a
+hash of its name and the topic's, and the highest score wins. All clients compute the same server
+for any order of the list. An existing topic stays on its server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLE = "it looks like http://HOST:PORT"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Server:
-    """One of the servers: its name and its address."""
+    """A server: its name and its address."""
 
     name: str
     url: str = field(repr=False)  # its user info is a secret
@@ -46,24 +46,24 @@ class Server:
 
 
 class BadServers(ValueError):
-    """A list of servers that cannot be meant. The text is a line for people."""
+    """The list of servers is invalid. The text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Some servers, in the order of their names; never empty."""
+    """One or more servers, sorted by name."""
 
     members: tuple[Server, ...]
 
     @classmethod
     def parse(cls, text: str) -> Servers:
-        """Return the servers of a list. Raises `BadServers`."""
+        """Return the servers of a list. Raise `BadServers`."""
         try:
             members = sorted(_server(part.strip()) for part in text.split(",") if part.strip())
         except Invalid as error:
-            # Of an address with user info, any part may be a fragment of the password.
+            # Any part of an address with user info may be a fragment of the password.
             what = "an address with user info" if "@" in text else str(error)
-            raise BadServers(f"{what} is no address of a server; {EXAMPLE}") from None
+            raise BadServers(f"{what} is not an address of a server; {EXAMPLE}") from None
         if not members:
             raise BadServers(f"servers names no server; {EXAMPLE},...")
         for what, values in (
@@ -75,21 +75,21 @@ class Servers:
         return cls(tuple(members))
 
     def owner(self, topic: str) -> Server:
-        """The server that the topic is made on, when no server has it."""
+        """Return the server on which a new topic is created."""
         return max(self.members, key=lambda member: (_score(member.name, topic), member.name))
 
     def named(self, name: str) -> Server | None:
-        """The server of that name."""
+        """Return the server with this name, or None."""
         return next((member for member in self.members if member.name == name), None)
 
     def index(self, name: str) -> int:
-        """The place of that name among the names, from 0. Raises KeyError."""
+        """Return the index of a name among the sorted names. Raise KeyError if there is none."""
         return {member.name: index for index, member in enumerate(self.members)}[name]
 
 
 def _server(text: str) -> Server:
     name, equals, url = text.partition("=")
-    if not equals or "://" in name:  # an address may hold =, and is refused later
+    if not equals or "://" in name:  # an address that contains = is refused below
         name, url = "", text
     try:
         url = checked_url(url)

@@ -16,7 +16,7 @@ from topics.spark import register
 from topics.spark.job_errors import JobError, spark_errors
 from topics.spark.sink.options import SinkOptions
 from topics.spark.source.offsets import Offsets, Position, decode
-from topics.spark.source.plan import GO_ON
+from topics.spark.source.plan import LOSS_ADVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,10 +56,10 @@ def job_errors() -> Iterator[None]:
         with spark_errors():
             yield
     except JobError as error:
-        if GO_ON not in str(error):
+        if LOSS_ADVICE not in str(error):
             raise
         raise JobError(
-            str(error).replace(GO_ON, "give --allow-loss to go on without them")
+            str(error).replace(LOSS_ADVICE, "add --allow-loss to continue without them")
         ) from error
 
 

@@ -1,21 +1,22 @@
-"""Lag: how far a streaming query is behind, topic by topic, from the progress that Spark reports.
+"""Lag: the number of records that a streaming query has not read yet, for each topic.
 
-A source cannot give Spark metrics of its own; but progress has the offsets at the end of the batch
-and the ends of the topics at that time (``latestOffset``), which is all that is needed.
+In Spark 4.3, a Python source cannot report metrics of its own. The lag is computed from the query's
+progress instead, which contains the offsets at the end of a batch, and the ends of the topics at
+that time (``latestOffset``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from topics.spark.source.offsets import BadOffset, Offsets, decode
 
 
 class TopicLag(NamedTuple):
-    """``records`` lie between ``seq``, the last one that was read, and the end of the topic, those
-    included that were deleted. About ``lost`` were gone before they could be read.
+    """``records`` is the number of seqs between ``seq``, the last one that was read, and the end of
+    the topic, including deleted records. About ``lost`` records were lost before they were read.
     """
 
     server: str
@@ -26,23 +27,20 @@ class TopicLag(NamedTuple):
 
 
 def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
-    """The lag of every topic that the query reads with this source; none before its first batch."""
-    sources: Sequence[Any] = () if progress is None else progress["sources"]
-    return [lag for source in sources for lag in _of_source(source)]
-
-
-def _of_source(source: Mapping[str, Any]) -> Iterator[TopicLag]:
-    end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-    for server, topics in end.items():
-        for topic, at in topics.items():
-            until = latest.get(server, {}).get(topic)
-            same = until is not None and until.epoch == at.epoch
-            ahead = max(0, until.seq - at.seq) if until is not None and same else 0
-            yield TopicLag(server, topic, at.seq, ahead, at.lost)
+    """Return the lag of every topic that the query reads. It is empty before the first batch."""
+    found = []
+    for source in () if progress is None else progress["sources"]:
+        latest = _offsets(source["latestOffset"])
+        for server, topics in _offsets(source["endOffset"]).items():
+            for topic, at in topics.items():
+                end = latest.get(server, {}).get(topic)
+                records = max(0, end.seq - at.seq) if end and end.epoch == at.epoch else 0
+                found.append(TopicLag(server, topic, at.seq, records, at.lost))
+    return found
 
 
 def _offsets(value: object) -> Offsets:
-    """The offsets of a source of ours, else none: text in a progress, parsed in its JSON."""
+    """Return the offsets of a topics source, or none of another one. They may be JSON text."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
         return decode(found) if isinstance(found, dict) else {}

@@ -1,13 +1,14 @@
-"""Offsets: as users write them, and as checkpoints keep them. Users' offsets become seqs here only.
+"""Offsets in options and in checkpoints. Only this module converts offsets of options to seqs.
 
     option          {"orders": 42} or {"orders": {"0": 42}}, -2 earliest, -1 latest; a start is the
                     first offset that is read, an end is the first that is not (as Kafka's are)
     checkpoint      {"SERVER": {"TOPIC": [41, 7, 0, 50, 1700000000000]}}, the fields of `Position`;
-                    seq is the last that was read, so the next range is (41, ...] as ``from_seq``
-                    is (§3)
+                    seq is the last that was read, so the next range is (41, ...] like ``from_seq``
+                    (§3)
 
 The inner key of an option is the server's number among the names (`Servers.index`), which is the
-column ``partition``. A checkpoint has the server's name: numbers change when a server is added.
+column ``partition``. A checkpoint contains the server's name, because the numbers change if a
+server is added.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ Named = Annotated[dict[str, At | Annotated[dict[Number, At], SOME]], SOME]
 
 
 class Position(NamedTuple):
-    """Where a stream stands in a topic: ``seq`` is the last one read of the incarnation ``epoch``;
-    about ``lost`` records were gone before they could be read. ``head`` is the topic's last seq as
-    of the batch that ended here and ``head_ts`` its `$ts`, by which a log that was restored from a
-    backup is told from the one that was read; 0 where they are not known.
+    """The position of a stream in a topic: ``seq`` is the last one read of the incarnation
+    ``epoch``. About ``lost`` records were lost before they were read. ``head`` was the topic's last
+    seq when the batch was planned, and ``head_ts`` its `$ts`. They show later whether the log was
+    restored from a backup. They are 0 if they are not known.
     """
 
     seq: Number
@@ -48,14 +49,14 @@ Offsets = dict[str, dict[str, Position]]
 
 
 class BadOffset(ValueError):
-    """A checkpoint that this source has not written. The text is one line for people."""
+    """The checkpoint was written by another source. The text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where reads begin, or where they end. ``named``: by topic, then by partition or None for
-    any; ``default`` is for topics that are not named. ``by_time``: what is no word is ms since
-    1970, not an offset.
+    """The start or the end of a read. ``named`` contains it by topic, then by partition or None for
+    any; ``default`` is for the other topics. With ``by_time``, a value that is not negative is a
+    time in ms since 1970 instead of an offset.
     """
 
     option: str
@@ -65,7 +66,7 @@ class Bounds:
 
     @classmethod
     def parse(cls, option: str, text: str, default: int, *, by_time: bool = False) -> Bounds:
-        """``earliest``, ``latest`` or JSON. Raises `BadOption`."""
+        """Parse ``earliest``, ``latest`` or JSON. Raise `BadOption`."""
         word = text.strip().lower()
         if word in WORDS:
             return cls(option, WORDS[word])
@@ -90,34 +91,34 @@ class Bounds:
         """Return the partitions that the option names for the topic, None for any."""
         return self.named.get(topic, {}).keys()
 
-    def check(self, topic: str, places: Collection[int]) -> None:
-        """Raise `BadOption` for a partition that the topic, which lies at these, does not have."""
+    def check(self, topic: str, existing: Collection[int]) -> None:
+        """Raise `BadOption` for a partition that is not one of the topic's ``existing`` ones."""
         for partition in self.named.get(topic, {}):
-            if partition is not None and partition not in places:
-                held = " and ".join(map(str, sorted(places)))
+            if partition is not None and partition not in existing:
+                held = " and ".join(map(str, sorted(existing)))
                 raise BadOption(
                     f'option {self.option} names partition {partition} of topic "{topic}", which is'
                     f" partition {held} of these servers"
                 )
 
     def words(self) -> set[int]:
-        """Which of `EARLIEST` and `LATEST` somebody asks for."""
+        """Return which of `EARLIEST` and `LATEST` the option contains."""
         values = {value for found in self.named.values() for value in found.values()}
         return {self.default, *values} & {EARLIEST, LATEST} if self.named else {self.default}
 
 
 def seq_before(offset: int) -> int:
-    """The seq before a user's offset: exclusive start or inclusive end of a range."""
+    """Return the seq before an offset: the exclusive start or inclusive end of a range."""
     return max(0, offset - 1)
 
 
 def encode(offsets: Offsets) -> dict[str, Any]:
-    """For the checkpoint: equal offsets are equal texts."""
+    """Encode offsets for the checkpoint. Equal offsets have the same text."""
     return {server: dict(sorted(topics.items())) for server, topics in sorted(offsets.items())}
 
 
 def decode(value: Mapping[str, Any]) -> Offsets:
-    """Return the offsets of a checkpoint. Raises `BadOffset`.
+    """Return the offsets of a checkpoint. Raise `BadOffset`.
 
     Earlier versions wrote the user info of an address to the server's name.
     """
@@ -126,6 +127,6 @@ def decode(value: Mapping[str, Any]) -> Offsets:
         return {without_user_info(server): topics for server, topics in found.items()}
     except msgspec.ValidationError:
         raise BadOffset(
-            f"the checkpoint holds an offset of another source: {str(value)[:200]}; use another"
+            f"the checkpoint has an offset of another source: {str(value)[:200]}; use another"
             " checkpointLocation"
         ) from None

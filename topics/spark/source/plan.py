@@ -1,9 +1,10 @@
-"""Plan: which ranges of seqs are read. Pure: what the servers hold comes in as `Heads`.
+"""Plan: the seq ranges that a read covers. Pure functions of the servers' `Heads` and of offsets.
 
-A batch read is ranges that are fixed when it is planned, each with the topic's epoch. A stream's
-batch is the ranges between two offsets, and so is its repetition after a crash: nothing else is
-looked at. That is why a topic that is new, or was made again, enters a stream's offsets with a
-batch that reads nothing of it: the next one begins at a position that the checkpoint has.
+A batch read consists of ranges that are fixed when it is planned, each with the topic's epoch. A
+batch of a stream consists of the ranges between two offsets. They depend on nothing else, so that a
+batch that Spark repeats after a crash reads the same records. A new or recreated topic therefore
+enters the offsets of a stream in a batch that reads none of its records: the next batch starts at a
+position that is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -11,30 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from topics.spark.client.ranges import GONE, RECREATED, UNSYNCED, Lost
-from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Offsets, Position, seq_before
+from topics.spark.client.ranges import DELETED, RECREATED, UNSYNCED, Loss, Range
+from topics.spark.source.offsets import Offsets, Position
 
-REWOUND = "rewound"  # the log ends before what was read of it, or goes on otherwise
+REWOUND = "rewound"  # the log ends before the last record that was read, or differs from it
 REASONS = {
     "cap": "evicted, to keep the topic within its caps",
     "ttl": "expired, older than the topic's ttl_ms",
     "mixed": "evicted or expired",
-    "source_trim": "gone from the source of a router before it could forward them",
-    RECREATED: "the topic was deleted and made again",
-    GONE: "it was deleted, or is no longer subscribed to on this server",
-    UNSYNCED: "a crash took them before they were durable",
-    REWOUND: "the server has an older state, as of a restored backup; others may have their place",
+    "source_trim": "deleted from the source of a router before they were forwarded",
+    RECREATED: "the topic was deleted and created again",
+    DELETED: "it was deleted, or is no longer subscribed to on this server",
+    UNSYNCED: "a crash of the server lost them before they were durable",
+    REWOUND: (
+        "the server has an older state, as after the restore of a backup, and may have assigned"
+        " their offsets to other records"
+    ),
 }
-GO_ON = "give failOnDataLoss=false to go on without them"
+LOSS_ADVICE = "set failOnDataLoss=false to continue without them"
 
 
 class DataLost(Exception):
-    """Records that should be read are gone. One line: topic, server, offsets, reason."""
+    """Records that a read must return are lost. One line: topic, server, offsets, reason."""
 
 
 class Head(NamedTuple):
-    """What a topic holds: seqs ``earliest`` to ``head`` of the incarnation ``epoch``. ``ts`` is the
-    `$ts` of ``head``, 0 where it is not known.
+    """The seqs ``earliest`` to ``head`` of a topic's incarnation ``epoch``. ``ts`` is the `$ts` of
+    ``head``, 0 if it is not known.
     """
 
     earliest: int
@@ -47,18 +51,10 @@ class Head(NamedTuple):
 Heads = dict[str, dict[str, Head]]
 
 
-class Range(NamedTuple):
-    """(after, last] of a topic's incarnation on a server."""
-
-    server: str
-    topic: str
-    after: int
-    last: int
-    epoch: int
-
-
 class Step(NamedTuple):
-    """What a stream can do in one topic: go from ``at`` up to ``head``, whose `$ts` is ``ts``."""
+    """The records of one topic that a stream can read next: those after ``at``, up to ``head``.
+    ``ts`` is the `$ts` of ``head``.
+    """
 
     server: str
     topic: str
@@ -68,44 +64,30 @@ class Step(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """How many seqs lie ahead."""
+        """The number of seqs to read."""
         return max(0, self.head - self.at.seq)
 
 
-def bound(bounds: Bounds, topic: str, partition: int, head: Head) -> int:
-    """The seq before a bound that is no time. Raises `DataLost` beyond the end."""
-    offset, end = bounds.of(topic, partition), head.head + 1
-    if offset == LATEST:
-        return head.head
-    if offset == EARLIEST:
-        return head.earliest - 1
-    if offset > end:
-        raise DataLost(
-            f'option {bounds.option} has offset {offset} for topic "{topic}", which ends at {end}'
-        )
-    return seq_before(offset)
-
-
 def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tuple[Range, ...]]:
-    """The ranges, in their order, for tasks of equal size: of at most ``max_records`` seqs, and at
-    least ``min_tasks`` of them if there are as many seqs.
+    """Divide the ranges, in their order, among tasks of equal size: at most ``max_records`` seqs
+    each, and at least ``min_tasks`` tasks if there are as many seqs.
 
     The ranges are laid end to end on a line, which is then cut: a large range is divided among
     several tasks, and many small ranges share a task. A range whose end is not above its start is
     dropped first, because a negative length would shorten the line and cut off other ranges.
     """
-    ranges = [found for found in ranges if found.last > found.after]
-    total = sum(found.last - found.after for found in ranges)
+    ranges = [part for part in ranges if part.last > part.after]
+    total = sum(part.last - part.after for part in ranges)
     count = max(-(-total // max_records), min(min_tasks, total))
     tasks: list[tuple[Range, ...]] = []
     task: list[Range] = []
     taken = 0
-    for found in ranges:
-        after = found.after
-        while after < found.last:
+    for part in ranges:
+        after = part.after
+        while after < part.last:
             cut = total * (len(tasks) + 1) // count
-            last = min(found.last, after + cut - taken)
-            task.append(Range(found.server, found.topic, after, last, found.epoch))
+            last = min(part.last, after + cut - taken)
+            task.append(part._replace(after=after, last=last))
             taken += last - after
             after = last
             if taken == cut:
@@ -114,53 +96,79 @@ def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tupl
     return tasks
 
 
-def steps(
-    start: Offsets, heads: Heads, before: Heads, on_loss: Callable[[str, str, Lost], None]
-) -> list[Step]:
-    """What a stream at ``start`` can do, by server and topic. ``on_loss`` hears of topics that are
-    gone or were made again, and may raise; ``before``, what was held earlier, tells how much that
-    was.
+def split_absent(
+    start: Offsets, heads: Heads, is_droppable: Callable[[str], bool]
+) -> tuple[Offsets, Offsets]:
+    """Return the positions that a stream keeps, and those of absent topics that it may drop.
 
-    A topic that is gone keeps its position, so that its next incarnation is noticed.
+    A topic is absent if its server has replied and does not have it. Servers without a reply keep
+    their positions.
+    """
+    kept: Offsets = {server: dict(topics) for server, topics in start.items()}
+    absent: Offsets = {}
+    for server, topics in heads.items():
+        for topic in start.get(server, {}).keys() - topics.keys():
+            if is_droppable(topic):
+                absent.setdefault(server, {})[topic] = kept[server].pop(topic)
+    return kept, absent
+
+
+def unread(server: str, topic: str, at: Position, before: Heads, reason: str) -> Loss:
+    """Return the known seqs after a position, as a loss. They are known from the position's batch,
+    and from ``before``, the heads of an earlier poll, if the epoch is the same.
+    """
+    head = before.get(server, {}).get(topic)
+    last = max(at.seq, at.head, head.head if head is not None and head.epoch == at.epoch else 0)
+    return Loss(at.seq + 1, last, reason, last - at.seq)
+
+
+def steps(
+    start: Offsets, heads: Heads, before: Heads, on_loss: Callable[[str, str, Loss], None]
+) -> list[Step]:
+    """Return the steps of a stream at ``start``. ``on_loss`` is called with the `unread` records of
+    each deleted or recreated topic, and may raise.
+
+    A deleted topic keeps its position, so that its next incarnation is reported as `RECREATED`.
+    Topics whose positions are dropped instead must not be in ``start`` (`split_absent`).
     """
     found: list[Step] = []
     for server, topics in heads.items():
-        for topic, at in start.get(server, {}).items():
-            earlier = before.get(server, {}).get(topic)
-            unread = max(0, earlier.head - at.seq) if earlier and earlier.epoch == at.epoch else 0
+        positions = start.get(server, {})
+        for topic, at in positions.items():
             now = topics.get(topic)
             if now is not None and now.epoch == at.epoch:
                 found.append(Step(server, topic, at, now.head, now.ts))
                 continue
-            reason = GONE if now is None else RECREATED
-            on_loss(server, topic, Lost(at.seq + 1, at.seq + unread, reason, unread))
+            loss = unread(server, topic, at, before, DELETED if now is None else RECREATED)
+            on_loss(server, topic, loss)
             found.append(
                 Step(server, topic, at, at.seq)
                 if now is None
-                else _beginning(server, topic, now, at.lost + unread)
+                else _first_step(server, topic, now, at.lost + loss.estimate)
             )
-        new = topics.keys() - start.get(server, {}).keys()
-        found += [_beginning(server, topic, topics[topic], 0) for topic in sorted(new)]
+        new = sorted(topics.keys() - positions.keys())
+        found += [_first_step(server, topic, topics[topic], 0) for topic in new]
     return found
 
 
-def _beginning(server: str, topic: str, head: Head, lost: int) -> Step:
-    """A topic enters with its earliest record ahead, of which this batch reads nothing."""
+def _first_step(server: str, topic: str, head: Head, lost: int) -> Step:
+    """Return the step of a new topic: a position before its earliest record, and no records."""
     at = Position(head.earliest - 1, head.epoch, lost)
     return Step(server, topic, at, at.seq)
 
 
-def skip(step: Step, lost: Lost) -> Step:
-    """The step beyond seqs that are gone, with their count."""
+def skip(step: Step, loss: Loss) -> Step:
+    """Return the step after lost seqs, which are counted."""
     at = step.at
     return step._replace(
-        at=Position(max(at.seq, lost.last), at.epoch, at.lost + max(0, lost.estimate))
+        at=Position(max(at.seq, loss.last), at.epoch, at.lost + max(0, loss.estimate))
     )
 
 
 def rewind(step: Step, seq: int) -> Step:
-    """The step when of the log that was read only what is up to ``seq`` is left: this batch reads
-    nothing, the next one goes on there. Records that were seen and not read are lost.
+    """Return the step if the log has only the records up to ``seq`` in common with the one that was
+    read. This batch reads nothing, and the next one continues after ``seq``. Known unread records
+    of the earlier log are counted as lost.
     """
     at = step.at
     lost = max(0, at.head - max(at.seq, seq))
@@ -169,13 +177,12 @@ def rewind(step: Step, seq: int) -> Step:
 
 
 def advance(start: Offsets, found: Sequence[Step], limit: int | None) -> Offsets:
-    """The offsets after a batch of at most ``limit`` seqs, at least one of every topic with any.
-
-    Servers that are not among the steps keep their positions.
+    """Return the offsets after a batch of at most ``limit`` seqs, but at least one of each topic
+    that has any. Topics without a step keep their positions.
     """
-    taken = shares([step.lag for step in found], limit)
+    counts = divide([step.lag for step in found], limit)
     end = {server: dict(topics) for server, topics in start.items()}
-    for step, count in zip(found, taken, strict=True):
+    for step, count in zip(found, counts, strict=True):
         at, topics = step.at, end.setdefault(step.server, {})
         if count or at != topics.get(step.topic):
             at = at._replace(seq=at.seq + count, head=step.head, head_ts=step.ts)
@@ -183,9 +190,9 @@ def advance(start: Offsets, found: Sequence[Step], limit: int | None) -> Offsets
     return end
 
 
-def shares(lags: Sequence[int], limit: int | None) -> list[int]:
-    """Parts of ``limit`` in proportion to the lags: none above its lag, none below 1 where there
-    is any lag.
+def divide(lags: Sequence[int], limit: int | None) -> list[int]:
+    """Divide ``limit`` in proportion to the lags. No share is above its lag, and none is below 1 if
+    the lag is not 0.
     """
     total = sum(lags)
     if limit is None or total <= limit:
@@ -201,8 +208,8 @@ def shares(lags: Sequence[int], limit: int | None) -> list[int]:
     return taken
 
 
-def between(start: Offsets, end: Offsets) -> list[Range]:
-    """The ranges that a batch reads: the same whenever it is asked for."""
+def ranges_between(start: Offsets, end: Offsets) -> list[Range]:
+    """Return the ranges that a batch reads. The result depends on both offsets only."""
     return [
         Range(server, topic, at.seq, until.seq, until.epoch)
         for server, topics in sorted(end.items())
@@ -213,20 +220,20 @@ def between(start: Offsets, end: Offsets) -> list[Range]:
     ]
 
 
-def loss_text(server: str, topic: str, lost: Lost) -> str:
-    """What is gone, for people, in one line."""
+def loss_text(server: str, topic: str, loss: Loss) -> str:
+    """Return one line that describes a loss to the user."""
     where = f'topic "{topic}" on server {server}'
-    reason = REASONS.get(lost.reason, lost.reason)
-    if lost.reason in (GONE, RECREATED, REWOUND):
-        return f"{where}: {reason}; offsets from {lost.first} are gone"
+    reason = REASONS.get(loss.reason, loss.reason)
+    if loss.reason in (DELETED, RECREATED, REWOUND):
+        return f"{where}: {reason}; offsets from {loss.first} are lost"
     return (
-        f"{where}: offsets {lost.first} to {lost.last} are gone, about {lost.estimate} records:"
+        f"{where}: offsets {loss.first} to {loss.last} are lost, about {loss.estimate} records:"
         f" {reason}"
     )
 
 
-def positions(heads: Heads) -> Offsets:
-    """The ends of all topics, as offsets."""
+def end_positions(heads: Heads) -> Offsets:
+    """Return the ends of all topics as offsets."""
     return {
         server: {topic: Position(head.head, head.epoch) for topic, head in topics.items()}
         for server, topics in heads.items()

@@ -1,9 +1,9 @@
-"""Survey: what the servers hold now. The driver's side of reads; executors have none.
+"""Survey: the state of the topics on the servers. The driver uses it to plan reads.
 
-Topics of a pattern are listed, a thousand in a request, and so are many named ones; few are asked
-for their states. A named topic is looked for on all servers once, then on the server that has it; a
-topic on two servers is refused. Connections are kept, so that a stream asks again at the cost of a
-round trip.
+The topics of a pattern are listed, 1,000 in each request, and so are many named topics; the states
+of a few named topics are requested one by one. A named topic is searched on all servers first, then
+read from the server that has it. A topic that is on two servers is refused. The connections stay
+open, so that a poll of a stream costs one round trip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from os.path import commonprefix
 from typing import NoReturn
 
 from topics.spark.client.http import LIST_SIZE, Page, TopicsClient
-from topics.spark.client.ranges import Lost
+from topics.spark.client.ranges import Loss
 from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.job_errors import warn
@@ -26,23 +26,23 @@ from topics.spark.source.connection import (
     label,
     on_two_servers,
 )
-from topics.spark.source.offsets import Bounds
+from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, seq_before
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import DataLost, Head, Heads, Step, bound
+from topics.spark.source.plan import DataLost, Head, Heads, Step
 
-STATES_A_PAGE = 20  # about as many states of topics cost what a page of the list does
+STATES_A_PAGE = 20  # the number of requests for states that cost as much as one page of a list
 
 
 class Survey:
-    """Asks the servers of a read. Not for several threads, not picklable; to be closed."""
+    """Requests the state of topics. Not thread-safe, not picklable. The caller must close it."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._connection = options.connection
         self._clients: dict[tuple[str, RetryBudget], TopicsClient] = {}
-        self._places: dict[str, Server] = {}  # of named topics
-        self._asked: set[Server] = set()  # for all named topics
-        self._crowded: set[Server] = set()  # too many topics lie between the named ones
+        self._locations: dict[str, Server] = {}  # of named topics
+        self._searched: set[Server] = set()  # for all named topics
+        self._unlisted: set[Server] = set()  # their lists have too many other topics
 
     def close(self) -> None:
         """Close all connections."""
@@ -52,58 +52,63 @@ class Survey:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """All of them: any may have a wanted topic."""
+        """All servers of the read."""
         return self._connection.servers.members
 
     def heads(self, budget: RetryBudget) -> Heads:
-        """What all of them hold. Raises `ServerError` of the first that does not answer."""
+        """Return the heads on all servers. Raise `ServerError` if one of them does not reply."""
         return {server.name: self.heads_of(server, budget) for server in self.servers}
 
     def heads_of(self, server: Server, budget: RetryBudget) -> dict[str, Head]:
-        """What the server holds of the wanted topics; one that is absent is left out. Raises
-        `ServerError`, or `RequestError` for a named topic that another server has, too.
+        """Return the heads of the subscribed topics that the server has. Raise `ServerError`, or
+        `RequestError` for a named topic that another server has too.
         """
         client = self._client(server, budget)
         with errors_of(server):
             if self._options.pattern is not None:
-                return _heads(client, self._options.prefix, self._options.wants)[0]
-            sought = self._sought(server)
-            found = self._named(client, server, sought)
-        self._asked.add(server)
-        for topic in sought:
+                return _listed(client, self._options.prefix, self._options.wants)[0]
+            names = self._possible(server)
+            found = self._named(client, server, names)
+        self._searched.add(server)
+        for topic in names:
             if topic not in found:
-                if self._places.get(topic) == server:
-                    del self._places[topic]
-            elif (place := self._places.setdefault(topic, server)) != server:
-                raise on_two_servers(topic, place, server)
+                if self._locations.get(topic) == server:
+                    del self._locations[topic]
+            elif (location := self._locations.setdefault(topic, server)) != server:
+                raise on_two_servers(topic, location, server)
         return found
 
-    def _named(
-        self, client: TopicsClient, server: Server, sought: Sequence[str]
-    ) -> dict[str, Head]:
+    def exists(self, server: str, topic: str, budget: RetryBudget) -> bool:
+        """Return whether the server has the topic. Raise `ServerError`, also if the key may not
+        read it: a list leaves out such topics as if they were deleted.
+        """
+        found = self._connection.server(server)
+        with errors_of(found):
+            return self._client(found, budget).state(topic) is not None
+
+    def _named(self, client: TopicsClient, server: Server, names: Sequence[str]) -> dict[str, Head]:
         found: dict[str, Head] = {}
-        if len(sought) >= STATES_A_PAGE and server not in self._crowded:
-            most = len(sought) * LIST_SIZE // STATES_A_PAGE
-            wanted = set(sought).__contains__
-            prefix = commonprefix(sought)  # noqa: RUF071 - of characters
-            found, complete = _heads(client, prefix, wanted, most)
-            if complete:
+        if len(names) >= STATES_A_PAGE and server not in self._unlisted:
+            most = len(names) * LIST_SIZE // STATES_A_PAGE
+            prefix = commonprefix(names)  # noqa: RUF071 - of characters
+            found, is_complete = _listed(client, prefix, set(names).__contains__, most)
+            if is_complete:
                 return found
-            self._crowded.add(server)
-        states = {topic: found.get(topic) or _head(client, topic) for topic in sought}
+            self._unlisted.add(server)
+        states = {topic: found.get(topic) or _head(client, topic) for topic in names}
         return {topic: head for topic, head in states.items() if head is not None}
 
-    def _sought(self, server: Server) -> list[str]:
-        """The named topics that the server may have."""
-        topics, places = self._options.topics, self._places
-        if server not in self._asked:
+    def _possible(self, server: Server) -> list[str]:
+        """Return the named topics that the server may have."""
+        topics, locations = self._options.topics, self._locations
+        if server not in self._searched:
             return [*topics]
-        return [topic for topic in topics if places.get(topic, server) == server]
+        return [topic for topic in topics if locations.get(topic, server) == server]
 
     def required(self) -> Iterator[tuple[Server, str, Head]]:
-        """What they hold, at the start of a query. Raises `ServerError` for a topic that is named
-        and absent, `BadOption` for offsets of a topic that is not there, or of a partition that it
-        does not have.
+        """Yield the heads at the start of a query. Raise `ServerError` for a named topic that no
+        server has, `BadOption` for offsets of a topic that no server has, or of a partition that
+        the topic does not have.
         """
         heads = self.heads(RetryBudget.PLANNING)
         for topic in self._options.topics:
@@ -112,60 +117,69 @@ class Survey:
         index = self._connection.servers.index
         for bounds in (self._options.starting, self._options.ending, self._options.assigned):
             for topic in bounds.named:
-                places = [index(server) for server, found in heads.items() if topic in found]
-                if not places:
-                    raise BadOption(f'option {bounds.option} names topic "{topic}": there is none')
-                bounds.check(topic, places)
+                partitions = [index(server) for server, found in heads.items() if topic in found]
+                if not partitions:
+                    raise BadOption(
+                        f'option {bounds.option} names topic "{topic}", which does not exist'
+                    )
+                bounds.check(topic, partitions)
         for server in self.servers:
             for topic, head in heads[server.name].items():
                 yield server, topic, head
 
     def _refuse(self, topic: str) -> NoReturn:
-        """Raise `ServerError` for a topic that was not found: a key that may not see it is told."""
+        """Raise `ServerError` for a named topic that no server has, or the key may not read."""
         for server in self.servers:
             with errors_of(server):
                 self._client(server, RetryBudget.PLANNING).state(topic)
         raise ServerError(
-            f'server {", ".join(map(label, self.servers))}: topic "{topic}": topic_not_found: there'
-            " is no such topic; make it first, or correct the option subscribe"
+            f'server {", ".join(map(label, self.servers))}: topic "{topic}": topic_not_found:'
+            " there is no such topic; create it first, or correct the option subscribe"
         )
 
     def bound(self, bounds: Bounds, server: Server, topic: str, head: Head) -> int:
-        """The seq before a bound: exclusive start or inclusive end. Beyond the end, it raises
-        `DataLost`, or warns and is the head.
+        """Return the seq before a bound, which is an exclusive start or an inclusive end. For a
+        bound above the end, raise `DataLost`, or warn and return the head.
         """
-        index = self._connection.servers.index(server.name)
-        if bounds.by_time and (ts := bounds.of(topic, index)) >= 0:
-            return self.seq_before(server, topic, head, ts)
-        try:
-            return bound(bounds, topic, index, head)
-        except DataLost as error:
-            if self._options.fail_on_data_loss:
-                raise DataLost(
-                    f"{error}: was it deleted and made again? Give failOnDataLoss=false to read"
-                    " what is there"
-                ) from error
-            warn(str(error))
+        offset = bounds.of(topic, self._connection.servers.index(server.name))
+        if offset == LATEST:
             return head.head
+        if offset == EARLIEST:
+            return head.earliest - 1
+        if bounds.by_time:
+            return self.seq_before(server, topic, head, offset)
+        if offset <= head.head + 1:
+            return seq_before(offset)
+        text = (
+            f'option {bounds.option} has offset {offset} for topic "{topic}", which ends at'
+            f" {head.head + 1}"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLost(
+                f"{text}: was it deleted and created again? Set failOnDataLoss=false to read the"
+                " existing records"
+            )
+        warn(text)
+        return head.head
 
-    def loss(self, step: Step, budget: RetryBudget) -> Lost | None:
-        """What was evicted or expired right behind a position; None without any."""
+    def loss_after(self, step: Step, budget: RetryBudget) -> Loss | None:
+        """Return the records that were evicted or expired directly after a position, or None."""
         page = self._page(step, step.at.seq, budget)
-        if page is None or (gone := page.tombstone) is None:
+        if page is None or (gap := page.tombstone) is None:
             return None
-        return Lost(gone.gap_from, gone.gap_to, gone.reason, gone.missed_estimate)
+        return Loss(gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate)
 
     def connections(self, server: str, budget: RetryBudget) -> int:
-        """How often the server was connected to so far."""
+        """Return how often the server was connected to."""
         return self._client(self._connection.server(server), budget).connections
 
-    def rewound(self, step: Step, budget: RetryBudget) -> int | None:
-        """The seq up to which the log is the one that the position was made of; None when all of it
-        is, or when that cannot be told.
+    def common_end(self, step: Step, budget: RetryBudget) -> int | None:
+        """Return the seq up to which the log is the one that was read, or None if it is the same up
+        to the position's head, or cannot be compared.
 
-        The position has the head of its time and the head's `$ts`, and `$ts` never goes back within
-        a log. So a record up to that head that is younger belongs to another log: the server was
-        restored from a backup and has grown since. A head that is lower tells the same.
+        A position contains the topic's head at its time, and the head's `$ts`, which never
+        decreases within a log. If the head is lower now, or a record up to the head of the position
+        is younger, the server was restored from a backup and may have grown since.
         """
         at, server = step.at, self._connection.server(step.server)
         last = max(at.seq, at.head)
@@ -179,17 +193,15 @@ class Survey:
             return None
         head = Head(page.earliest_seq, page.head_seq, page.epoch)
         seq = self.seq_before(server, step.topic, head, at.head_ts + 1)
-        if page.head_seq >= last and not self._is_record_in(step, seq, last, budget):
-            return None  # that record was deleted or evicted meanwhile
+        if page.head_seq >= last:
+            younger = self._page(step, seq, budget)
+            if younger is None or not younger.records or younger.records[0].seq > last:
+                return None  # the record at the position's head was deleted or evicted
         return min(seq, last - 1)
 
-    def _is_record_in(self, step: Step, after: int, last: int, budget: RetryBudget) -> bool:
-        page = self._page(step, after, budget)
-        return page is not None and bool(page.records) and page.records[0].seq <= last
-
     def _page(self, step: Step, after: int, budget: RetryBudget) -> Page | None:
-        """One record behind a seq, or what is told of its loss; None when the topic is gone or was
-        made again.
+        """Return a page with the next record after a seq, or None if the topic was deleted or
+        recreated.
         """
         server, epoch = self._connection.server(step.server), step.at.epoch
         client = self._client(server, budget)
@@ -205,9 +217,8 @@ class Survey:
         return page if page.epoch == epoch else None
 
     def seq_before(self, server: Server, topic: str, head: Head, ts: int) -> int:
-        """A seq with all records before ``ts`` up to it and all others behind it.
-
-        ``$ts`` never goes back within a topic, so a binary search finds it.
+        """Return a seq that separates the records before ``ts`` from the others. `$ts` never
+        decreases within a topic, so a binary search finds it.
         """
         if 0 < head.ts < ts:
             return head.head
@@ -234,15 +245,17 @@ class Survey:
         return found
 
 
-def _heads(
-    client: TopicsClient, prefix: str, wanted: Callable[[str], bool], most: int | None = None
+def _listed(
+    client: TopicsClient, prefix: str, wants: Callable[[str], bool], most: int | None = None
 ) -> tuple[dict[str, Head], bool]:
-    """The wanted ones of the first ``most`` topics with this prefix, and whether that is all."""
+    """Return the subscribed ones of the first ``most`` topics with a prefix, and whether the list
+    was read to its end.
+    """
     listing = iter(client.listing(prefix))
     found = {
-        one.topic: Head(one.earliest_seq, one.head_seq, one.epoch, one.last_write_ts or 0)
-        for one in islice(listing, most)
-        if wanted(one.topic)
+        each.topic: Head(each.earliest_seq, each.head_seq, each.epoch, each.last_write_ts or 0)
+        for each in islice(listing, most)
+        if wants(each.topic)
     }
     return found, next(listing, None) is None
 
@@ -251,8 +264,5 @@ def _head(client: TopicsClient, topic: str) -> Head | None:
     state = client.state(topic)
     if state is None:
         return None
-    try:
-        ts = int(state.get("last_write_ts") or 0)
-        return Head(int(state["earliest_seq"]), int(state["head_seq"]), int(state["epoch"]), ts)
-    except (KeyError, TypeError, ValueError):
-        raise RequestError(topic, 200, "bad_answer", "its state has no epoch") from None
+    ts = state.get("last_write_ts") or 0
+    return Head(state["earliest_seq"], state["head_seq"], state["epoch"], ts)
