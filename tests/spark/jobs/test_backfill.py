@@ -88,7 +88,7 @@ def test_file_java_and_server_are_checked_before_a_jvm_starts(
         assert stub.seen == []
         assert 'topic "jobs" is a queue' in error_of(rows, "jobs", stub.url, 1)
         stub.faults.append(Fault(status=403, code="forbidden"))
-        assert "the key needs read and write" in error_of(rows, "t", stub.url, 5)
+        assert "the key needs the scope read" in error_of(rows, "t", stub.url, 5)
         assert "unreachable" in error_of(rows, "t", "http://127.0.0.1:9", 6)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
         assert "Spark needs Java" in error_of(rows, "other", stub.url, 1)
