@@ -16,12 +16,15 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.spark.live import Live
 from tests.spark.source.test_stream import query
+from topics import cli
 from topics.spark.client.http import Listed, Page, Record
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import Connection
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
 from topics.spark.source.stream import StreamReader
+from topics.storage.promote import promote
+from topics.storage.standby import Standby
 
 TOPIC, EPOCH = "t", 7
 WALKS, STEPS = 200, 40
@@ -197,3 +200,34 @@ def test_a_stream_continues_with_a_restored_server(
         mortal.append("restored", [0])
         assert running.seqs() == [4 + grown]
     assert capfd.readouterr().err.count("restore of a backup") == 1
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_stream_continues_with_a_promoted_standby(
+    mortal: Live, tmp_path: Path, is_strict: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server, copy, topic = mortal.server, Standby(tmp_path / "copy"), f"promoted-{is_strict}"
+    mortal.make(topic, 3)
+    strict = str(is_strict).lower()
+    with query(mortal, subscribe=topic, failOnDataLoss=strict) as running:
+        assert running.seqs() == [1, 2, 3]
+        run = ["--url", mortal.url, "-q", "standby", "run", str(copy.path), "--once"]
+        assert cli.main(run) == 0
+        mortal.append(topic, range(4, 9))
+        assert running.seqs() == [4, 5, 6, 7, 8]
+        server.kill()
+        copy.lock()
+        promote(copy, as_new=False, with_damage=False, fence=None)
+        copy.unlock()
+        shutil.rmtree(server.data_dir)
+        shutil.copytree(copy.path, server.data_dir)
+        server.start()
+        last = mortal.append(topic, [9])
+        assert last > 60_000_000
+        # The records 4 to 8 were read before the server was lost. Their seqs are not used again.
+        if is_strict:
+            with pytest.raises(DataLost, match="offsets 9 to .* are lost"):
+                running.seqs()
+            return
+        assert running.seqs() == [last]
+    assert "offsets 9 to " in capfd.readouterr().err
