@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topics.formats.setting_values import Networks
-from topics.front.proxies import HOPS_MAX, TrustedProxies
+from topics.front.proxies import PROXIES_MAX, TrustedProxies
 
 PROXIES = TrustedProxies(Networks().parse("127.0.0.1,10.0.0.0/8,fd00::/8"))
 PEER = "10.0.0.1:5123"
@@ -25,7 +25,7 @@ PEER = "10.0.0.1:5123"
         ("192.0.2.1,10.0.0.2,fd00::2", "192.0.2.1"),
         ("<script>, 192.0.2.1, 10.0.0.2", "192.0.2.1"),
         ("10.0.0.3, ::ffff:10.0.0.2", "10.0.0.3"),  # only proxies: the farthest one
-        (", ".join(["192.0.2.1"] + ["10.0.0.2"] * (HOPS_MAX - 1)), "192.0.2.1"),
+        (", ".join(["192.0.2.1"] + ["10.0.0.2"] * (PROXIES_MAX - 1)), "192.0.2.1"),
     ],
 )
 def test_the_rightmost_untrusted_address_is_that_of_the_client(forwarded: str, client: str) -> None:
@@ -38,7 +38,7 @@ def test_the_rightmost_untrusted_address_is_that_of_the_client(forwarded: str, c
         *("", "unknown", "_hidden", "proxy.example", "192.0.2.1,", "192.0.2.1, nonsense"),
         *("192.0.2.256", "010.0.0.1", "192.0.2.1:", "[192.0.2.1", "2001:db8::1]:80", "1:2:3"),
         *("192.0.2.1 10.0.0.2", "fe80::1%eth0", "١٩٢.0.2.1", "nonsense, 10.0.0.2"),
-        ", ".join(["10.0.0.2"] * (HOPS_MAX + 2)),
+        ", ".join(["10.0.0.2"] * (PROXIES_MAX + 2)),
     ],
 )
 def test_a_malformed_list_is_ignored(forwarded: str) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 from topics.formats.setting_values import Network
 
-HOPS_MAX: Final = 16  # a longer chain of trusted proxies counts as malformed
+PROXIES_MAX: Final = 16  # a longer chain of trusted proxies counts as malformed
 _ADDRESS: Final = re.compile(
     r"\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9A-Fa-f:.]+)", re.ASCII
 )
@@ -41,7 +41,7 @@ class TrustedProxies:
         found = _address(peer)
         if found is None or not self._is_trusted(found):
             return peer
-        hops = forwarded.decode("latin-1").rsplit(",", HOPS_MAX)
+        hops = forwarded.decode("latin-1").rsplit(",", PROXIES_MAX)
         for hop in reversed(hops):
             found = _address(hop.strip(" \t"))
             if found is None:

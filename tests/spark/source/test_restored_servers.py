@@ -226,7 +226,7 @@ def test_a_stream_continues_with_a_promoted_standby(
         assert last > 60_000_000
         # The records 4 to 8 were read before the server was lost. Their seqs are not used again.
         if is_strict:
-            with pytest.raises(DataLost, match="offsets 9 to .* are lost"):
+            with pytest.raises(DataLost, match=r"offsets 9 to .* are lost"):
                 running.seqs()
             return
         assert running.seqs() == [last]
