@@ -84,7 +84,7 @@ def signature_of(thing: Any) -> str:
     found = inspect.signature(thing)
     kept = [each for each in found.parameters.values() if each.name != "self"]
     text = str(found.replace(parameters=kept))
-    text = re.sub(r"'([^']+)'", r"\1", text)
+    text = re.sub(r"(: |-> )'([^']+)'", r"\1\2", text)  # an annotation, not a default
     return re.sub(
         r"\b(?:values|calls|topics\.client\.[\w.]+?|typing|datetime)\.(?=[A-Z])", "", text
     )
