@@ -85,6 +85,8 @@ def check(
         for (server, topic, _), span in run.spans.items()
         if span.start != span.end
     ]
+    late = unread(run, before)
+    now = heads() if late else {}
     if changed := [each for each in found if each.last > each.after]:
         archived = rows(min(each.since for each in changed))
         groups = within(spark, archived, changed).groupBy(*INCARNATION)
@@ -93,14 +95,11 @@ def check(
         for each in changed:
             each.rows, each.total = sums.get((each.partition, each.topic, each.epoch), (0, 0))
         odd = [each for each in changed if not each.is_complete]
-        now = heads() if odd else {}
+        now = now or (heads() if odd else {})
         if existing := [each for each in odd if is_current(each, now)]:
             compare(spark, options, archived, existing)
-    if late := unread(run, before):
-        # A topic of a pattern that was deleted during the run is no longer in the offsets.
-        now = heads()
-        late = [each for each in late if each.topic in now.get(each.server, {})]
-    return [*found, *late]
+    # A topic that was deleted during the run may have left the offsets.
+    return [*found, *(each for each in late if is_current(each, now))]
 
 
 def checked(partition: int, server: str, topic: str, span: Span, head: Head | None) -> Checked:
@@ -128,7 +127,7 @@ def checked(partition: int, server: str, topic: str, span: Span, head: Head | No
 
 def is_current(each: Checked, heads: Heads) -> bool:
     """Return whether the server still has this incarnation of the topic."""
-    head = heads[each.server].get(each.topic)
+    head = heads.get(each.server, {}).get(each.topic)
     return head is not None and head.epoch == each.epoch
 
 
