@@ -130,4 +130,4 @@ def test_under_overload_a_refused_write_is_admitted_after_its_retry_after(tmp_pa
             time.sleep(retry_ms / 1000)
             ok(api.append("mine", RECORDS))
         until(lambda: all(api.append("mine", RECORDS).status == 200 for _ in range(100)))
-        assert "under pressure: writes are refused" in server.logged
+        assert "writes throttled" in server.logged

@@ -154,7 +154,7 @@ def test_a_cap_of_streams_that_no_process_can_reach_is_logged(
         told = [line for line in server.log.events() if "max_sse_connections" in line]
         assert [line["max_sse_connections"] for line in told] == [cap] * is_told
         assert all(line["level"] == "warning" for line in told)
-        assert all(line["connections_max"] <= 16_384 for line in told)
+        assert all(line["max_connections"] <= 16_384 for line in told)
 
 
 # --- keys (§0.2)

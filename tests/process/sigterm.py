@@ -34,7 +34,7 @@ WITHIN_S = 20.0
 
 # The point of the signal: before or after this function.
 BEFORE: dict[str, tuple[Any, str]] = {
-    "fork": (process, "die_with"),
+    "fork": (process, "exit_with_parent"),
     "reset of signals": (process, "_reset_signals"),
     "recovery": (shard_writer, "recover"),
     "shard serves": (ShardLoop, "run"),

@@ -46,8 +46,8 @@ class Time:
 # because otherwise an idle simulated hour would cost as much as a busy one. Timeouts that depend on
 # these tasks are extended by the same factor.
 BEATS: Final = {
-    "topics.actors.link.tick": {"BEAT_S": 15.0},
-    "topics.actors.link.liveness": {"STALLED_S": 60.0, "LOOK_MAX_S": 30.0},
+    "topics.actors.link.tick": {"TICK_INTERVAL_S": 15.0},
+    "topics.actors.link.liveness": {"STALLED_S": 60.0, "STEP_MAX_S": 30.0},
     "topics.actors.shard.gauges": {"DISK_S": 600.0},
     "topics.actors.shard.disk_space": {"RETRY_MIN_S": 5.0},
     "topics.actors.shard.sealing.sealing": {"ROUND_INTERVAL_S": 10.0},
@@ -55,7 +55,7 @@ BEATS: Final = {
     "topics.process.health": {
         "TICK_S": 20.0,
         "STALLED_S": 60.0,
-        "FIRST_SIGN_S": 120.0,
+        "FIRST_HEARTBEAT_S": 120.0,
         "KILL_AFTER_S": 180.0,
     },
     "topics.process.supervisor": {"TICK_S": 20.0},

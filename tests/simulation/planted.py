@@ -291,7 +291,7 @@ def groups_without_room_that_are_acknowledged() -> None:
                     structs.force_setattr(each, "settle", None)
         real(self, error)
 
-    wrap(GroupCommit, "_lose", lose)
+    wrap(GroupCommit, "_roll_back", lose)
 
 
 @plant
@@ -494,7 +494,7 @@ def feeds_that_skip_a_page() -> None:
             reader.seq = max(reader.seq, feed.seq)
         return real(reader, feed)
 
-    replace(topic_streams, "_stands_at", has_reached)
+    replace(topic_streams, "_has_reached", has_reached)
 
 
 @plant

@@ -124,10 +124,8 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
     """
     from topics.storage.backup_restore import restore as restore_from
 
-    with restore_errors(source, f"{directory} is unchanged"):
-        found, findings = restore_from(
-            _backup(source), directory, as_new=as_new, with_damage=damaged
-        )
+    with restore_errors(source, f"{directory} is unchanged"), _backup(source) as unpack:
+        found, findings = restore_from(unpack, directory, as_new=as_new, with_damage=damaged)
     for finding in findings:
         shell.print_note(finding)
     summary = {
@@ -140,8 +138,9 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
     shell.done(summary, f"{directory}: as of {when} UTC, {summary['files']} files")
 
 
-def _backup(source: str) -> Any:
-    """Return the tar of a backup, or the function that unpacks a generation. Raise
+@contextmanager
+def _backup(source: str) -> Iterator[Any]:
+    """Yield the tar of a backup, or the function that unpacks a generation. Raise
     `InvalidInput`.
     """
     from functools import partial
@@ -151,13 +150,19 @@ def _backup(source: str) -> Any:
     directory, _, number = source.rpartition("@")
     copy = Standby(Path(directory))
     if not directory or not copy.generations.is_dir():
-        return click.File("rb").convert(source, None, None)
+        try:
+            opened = click.open_file(source, "rb")
+        except OSError as error:
+            raise InvalidInput(f"{source}: {error.strerror}") from None
+        with opened as file:
+            yield file
+        return
     found = copy.newest() if number == "newest" else None
     if number.isascii() and number.isdigit():
         found = copy.generation(int(number))
     if found is None:
         raise InvalidInput(f"{source}: {number!r} is not the number of a generation")
-    return partial(copy.unpack, found, link=False)
+    yield partial(copy.unpack, found, link=False)
 
 
 @contextmanager

@@ -20,6 +20,10 @@ TO_JSON = {
 }
 
 
+class BadColumns(ValueError):
+    """Columns that cannot be written. The text is a human-readable line."""
+
+
 def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) -> DataFrame:
     """Return rows of any columns as rows for ``format("topics")``. ``value`` is the complete row as
     a JSON object, with nulls. Times are in UTC with microseconds, and dates, also as keys of maps,
@@ -46,8 +50,6 @@ def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) 
 def _with_json_keys(kind: DataType) -> DataType:
     """Return the type with STRING for the DATE keys of maps, which to_json writes as numbers."""
     from pyspark.sql import types as t
-
-    from topics.spark.sink.columns import BadColumns
 
     if isinstance(kind, t.StructType):
         changed = [

@@ -245,7 +245,7 @@ async def test_a_broken_pin_is_reported_at_the_end_of_the_backup(routed: RoutedS
     routed.loops[0].services.sealing.reclaim.break_pin()
     failure = await ask(routed, calls.BACKUP_END, 0)
     assert isinstance(failure, NotReady)
-    assert "room" in failure.message
+    assert "space" in failure.message
     assert not isinstance(await ask(routed, calls.BACKUP_BEGIN, 0, 2), TopicsError)
 
 

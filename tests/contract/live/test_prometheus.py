@@ -125,7 +125,7 @@ def test_the_alerts_are_loaded_and_one_fires_when_the_server_stops(
         return {*prometheus.rules().values()}
 
     until(healths, lambda found: found == {"ok"}, bound_s=START_S)
-    assert len(prometheus.rules()) == 10
+    assert len(prometheus.rules()) == 11
     until(lambda: prometheus.query("up == 1") and prometheus.alerts() == {}, bound_s=START_S)
     server.stop()
     until(prometheus.alerts, lambda found: found.get("Down") == "firing", bound_s=START_S)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from topics.spark.rows import BadColumns as BadColumns
 from topics.spark.source.connection import SIMILARITY
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ NO_VALUE: Final = (
     "there is no column value; write df.select(to_json(struct('*')).alias('value')) or"
     " topics.spark.records(df)"
 )
-
-
-class BadColumns(ValueError):
-    """Columns that cannot be written. The text is one line for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
