@@ -8,7 +8,7 @@ some. Each of these was found by one of the seeds 1 to 25, most of them within 1
 
     removals before a refusal, forgotten deletes, counts with deleted records, redrives that end
     before their copies, acks that are not logged, deliveries that are not counted, seqs given
-    again, feeds that skip a page, forgotten delays, syncs that are skipped, checkpoints that
+    again, feeds that skip a page, lost delays, syncs that are skipped, checkpoints that
     are not synced, cursors that are not replayed, names that are not synced, tombstones off by
     one, configs that are not logged, deletes by tag without segments, acks of earlier leases,
     keys that are not read again, epochs given again, forgotten keys, groups without room that

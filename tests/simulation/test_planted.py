@@ -13,7 +13,7 @@ FOUND = [
     ("counts with deleted records", 1, 1200, "counters"),
     ("acks that are not logged", 1, 1200, "queues"),
     ("cursors that are not replayed", 13, 1800, "once"),
-    ("forgotten delays", 2, 1200, "queues"),
+    ("lost delays", 2, 1200, "queues"),
     ("writes by path", 2, 1200, "a server has changed"),
     ("counts that end with a stop", 14, 3600, "queues"),
     ("redrives that end before their copies", 16, 900, "redrives"),

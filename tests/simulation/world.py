@@ -446,12 +446,12 @@ def _told(error: BaseException) -> str:
 
 
 class IdleGuard:
-    """Replaces `link.Guard`, because no wake-up is lost here."""
+    """Replaces `link.LinkTimer`, because no wake-up is lost here."""
 
     def __init__(self) -> None:
         self.links: set[Any] = set()
 
-    def hurry(self) -> None:
+    def schedule_visit(self) -> None:
         """Flush the links of each process, as its loop does."""
 
 
