@@ -7,7 +7,8 @@
 Messages are sent without waiting for the acknowledgements of earlier ones. After the connection is
 lost, or the server asks to wait, all pending messages are sent again over a new connection, in
 order and with their idempotency keys, so each record is stored once. A record that the server
-throttled may be stored after later ones.
+refused temporarily, because it was throttled or its shard was restarting, may be stored after later
+ones: messages that were already sent may arrive when the shard serves again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ _reply = msgspec.json.Decoder(_Reply).decode
 
 
 class Publisher(Sender):
-    """Publishes records in the background."""
+    """Publishes records in the background.
+
+    A record that the server refused temporarily may be stored after later ones. Use a `Producer` if
+    the order must be kept.
+    """
 
     def __init__(self, client: Caller, *, max_unacked: int, name: str) -> None:
         super().__init__("publisher", client, max_unacked)
