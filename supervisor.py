@@ -2,7 +2,7 @@
 """Starts a server. ``./supervisor.py`` takes the options of ``topics serve``.
 
 The parent process runs `topics.process.supervisor`. The first line ignores SIGHUP until Python can
-handle the signal, so that an early SIGHUP does not end the start.
+handle the signal, so that an early SIGHUP does not stop the start.
 """
 
 import sys

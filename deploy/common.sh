@@ -1,12 +1,12 @@
-# Shared by deploy/run and deploy/test: find Python and Java, make the virtual environment. Sourced, not run.
-# Needs: $root, the checkout's folder.
+# Functions of the deploy scripts: find Python and Java, create the virtual environment. This file is sourced, not executed.
+# The caller sets $root to the root of the checkout.
 
 venv="$root/.venv"
 
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# reachable HOST: the address at which a server that listens on HOST is called.
+# reachable HOST: print the address for connections to a server that listens on HOST.
 reachable() {
     case "$1" in
         0.0.0.0) echo 127.0.0.1 ;;
@@ -26,7 +26,7 @@ apt_install() {
     apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# The program without its service, which would take a port of this machine now and at each start.
+# Install a package, but neither start nor enable its service, which would occupy a port now and after each boot.
 apt_install_stopped() {
     local policy=/usr/sbin/policy-rc.d made= code=0
     [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy" && made=1; }
@@ -36,10 +36,10 @@ apt_install_stopped() {
     return "$code"
 }
 
-# A Python from 3.11 on: $PYTHON, or the first that runs; one that can make a virtual environment before one that cannot.
-# The system's own comes first: distributions compile it with profile-guided optimization. Version managers do not by default,
-# and the same code then takes up to 1.6 times as long. A name on PATH may be a shim of a version that is not installed, so
-# each is tried.
+# Print the path of a Python 3.11 or newer: $PYTHON if it is set, otherwise the first candidate that runs. Candidates that can
+# create a virtual environment are preferred. The system Python comes first, because distributions compile it with profile-guided
+# optimization. Version managers do not by default, and the same code then takes up to 1.6 times as long. Each candidate is
+# executed, because a name on PATH may be a shim for a version that is not installed.
 find_python() {
     local needs name names=(/usr/bin/python3 python3.11 python3.12 python3.13 python3.14 python3)
     [ -z "${PYTHON:-}" ] || names=("$PYTHON")
@@ -57,24 +57,24 @@ find_python() {
 need_python() {
     python="$(find_python)" && return
     if [ -z "${PYTHON:-}" ] && can_apt && apt_install python3 python3-venv && python="$(find_python)"; then return; fi
-    [ -z "${PYTHON:-}" ] || fail "PYTHON is $PYTHON, which is no Python 3.11 or newer."
-    fail "Python 3.11 or newer is needed and none is on PATH. Install it (Debian, Ubuntu: apt install python3.11 python3.11-venv)."
+    [ -z "${PYTHON:-}" ] || fail "PYTHON is $PYTHON, which is not Python 3.11 or newer."
+    fail "Python 3.11 or newer is required, but not on PATH. Install it (Debian, Ubuntu: apt install python3.11 python3.11-venv)."
 }
 
-# Debian has half of venv in a package of its own; without it `python3 -m venv` leaves a broken folder behind.
+# Debian moves a part of venv to a separate package. Without it, `python3 -m venv` fails and leaves an incomplete directory.
 make_venv() {
     [ -x "$venv/bin/python" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
     rm -rf "$venv"
-    say "Making ${venv#"$root/"} with $("$python" -V)"
+    say "Creating ${venv#"$root/"} with $("$python" -V)"
     "$python" -m venv "$venv" >/dev/null 2>&1 && return
     rm -rf "$venv"
     local package="python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
     can_apt && apt_install "$package" && "$python" -m venv "$venv" && return
-    fail "$python cannot make a virtual environment. Install it first: apt install $package"
+    fail "$python cannot create a virtual environment. Install the package first: apt install $package"
 }
 
-# install NAME REQUIREMENT...: in the versions of requirements.lock, and only when pyproject.toml, the lock or the requirements
-# have changed since the last install that succeeded.
+# install NAME REQUIREMENT...: install the requirements in the versions of requirements.lock. Skipped if pyproject.toml, the lock
+# file and the requirements have not changed since the last successful installation.
 install() {
     local stamp="$venv/.installed-$1" lock="$root/deploy/requirements.lock" now
     shift
@@ -82,21 +82,22 @@ install() {
     [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && return
     say "Installing packages into .venv (Spark is 460 MB; the first time takes a few minutes)"
     (cd "$root" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$lock" "$@") || fail "pip install $* failed"
-    # Spark finds format("topics") in a folder of the search path only, and an editable install adds none.
+    # Spark finds format("topics") only in a directory of the module search path, and an editable installation does not add the
+    # directory.
     printf '%s\n' "$root/topics/spark/discovery" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/topics-discovery.pth"
     printf '%s\n' "$now" >"$stamp"
 }
 
 java() { command "${JAVA_HOME:+$JAVA_HOME/bin/}java" "$@"; }
 
-# 17 for 17.0.15, 8 for 1.8.0; nothing where there is no Java.
+# Print the major version: 17 for 17.0.15, 8 for 1.8.0. Print nothing if there is no Java.
 java_version() { java -version 2>&1 | sed -nE 's/.* version "(1\.)?([0-9]+).*/\2/p' | head -n 1 || true; }
 
 new_enough() { [ "$(java_version)" -ge 17 ] 2>/dev/null; }
 
 need_java() {
     new_enough && return
-    # Newer releases have no 17 but a newer default. A wrong JAVA_HOME is not replaced.
+    # Newer distributions do not have Java 17, but a newer default version. Nothing is installed if JAVA_HOME is set.
     if [ -z "${JAVA_HOME:-}" ] && can_apt; then
         apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
         new_enough && return
@@ -104,9 +105,9 @@ need_java() {
     local where="${JAVA_HOME:+$JAVA_HOME/bin/java (from JAVA_HOME)}" version
     version="$(java_version)"
     if [ -n "$version" ]; then
-        fail "Spark needs Java 17 or newer; ${where:-java on PATH} is of version $version. Install it: sudo apt install openjdk-17-jre-headless"
+        fail "Spark needs Java 17 or newer; ${where:-java on PATH} has version $version. Install it: sudo apt install openjdk-17-jre-headless"
     elif [ -n "$where" ]; then
-        fail "Spark needs Java 17 or newer; $where does not run. Unset JAVA_HOME or let it name a Java 17."
+        fail "Spark needs Java 17 or newer; $where does not run. Unset JAVA_HOME, or set it to a Java 17."
     fi
-    fail "Spark needs Java 17 or newer and there is no java on PATH. Install it: sudo apt install openjdk-17-jre-headless"
+    fail "Spark needs Java 17 or newer, but there is no java on PATH. Install it: sudo apt install openjdk-17-jre-headless"
 }

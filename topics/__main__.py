@@ -1,4 +1,4 @@
-"""``python -m topics`` is the command ``topics``."""
+"""Runs the command ``topics`` as ``python -m topics``."""
 
 from topics.cli import main
 

@@ -49,9 +49,9 @@ class ExitCode(IntEnum):
     REFUSED = 5  # the API key is missing or unknown, or lacks a scope or a prefix
     UNREACHABLE = 6  # the server does not respond, or is not ready
     DIFFERENT = 7  # `apply --plan` or another comparison found differences
-    HUNG_UP = 129  # SIGHUP; not for a server, which reloads its keys
-    INTERRUPTED = 130  # Ctrl-C; of a server only the second one
-    TERMINATED = 143  # SIGTERM; not for a server or `work`, which finish their work
+    HUNG_UP = 129  # SIGHUP; a server reloads its keys instead
+    INTERRUPTED = 130  # Ctrl-C; a server returns this only after a second one
+    TERMINATED = 143  # SIGTERM; a server and `work` finish their work and return 0 instead
 
     @classmethod
     def summary(cls) -> str:

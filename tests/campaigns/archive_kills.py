@@ -1,9 +1,9 @@
 """An archive job that is killed at random moments and before its first batch, and run again.
 
 Runs as a program: ``python -m tests.campaigns.archive_kills --kills 20 --starts 3``. Each run of
-the job is a process of its own with a JVM and Python workers, and a kill stops all of them. A kill
-before the first batch comes after Spark has written the offsets of the batch, and before it renames
-the file.
+the job is a separate process with a JVM and Python workers, and a kill stops all of them. A kill
+before the first batch happens after Spark has written the offsets of the batch, and before it
+renames the file.
 
 After the kills the job runs once more and must report that the server agrees. DuckDB and Polars
 must find each record in the table once.
@@ -103,14 +103,14 @@ def judge(live: Live, directory: Path) -> Iterator[str]:
     by_topic = pl.scan_delta(str(directory)).group_by("topic")
     counts = by_topic.agg(pl.len(), pl.col("offset").n_unique().alias("seqs")).sort("topic")
     if (found := counts.collect().rows()) != expected:
-        yield f"{directory.name}: Polars finds {found}"
+        yield f"{directory.name}: Polars reads {found}"
     with duckdb.connect() as connection:
         connection.register("archive", DeltaTable(str(directory)).to_pyarrow_dataset())
         found = connection.sql(
             'select topic, count(*), count(distinct "offset") from archive group by 1 order by 1'
         ).fetchall()
     if found != expected:
-        yield f"{directory.name}: DuckDB finds {found}"
+        yield f"{directory.name}: DuckDB reads {found}"
 
 
 def campaign(data_dir: Path, *, seed: int, kills: int, starts: int) -> Summary:

@@ -2,11 +2,11 @@
 no record is duplicated, and routers continue exactly.
 
 Writers append to the sources of chains of routers over three shards, with both guarantees. Jobs are
-moved to a dead-letter topic and redriven from it; some letters name no source. Records are deleted
+moved to a dead-letter topic and redriven from it; some letters have no source. Records are deleted
 by seq and by tag, and jobs are acked. Streamed appends are stored in blobs. Log files are small, so
-that they are sealed and merged during the backups. With ``--kills`` the front, a shard, everything
-or the client is killed during some backups: these backups are incomplete, the server loses no data,
-and it deletes the files that it kept for them. Runs as a program: ``python -m
+that they are sealed and merged during the backups. With ``--kills`` the front, a shard, all
+processes or the client are killed during some backups: these backups are incomplete, the server
+loses no data, and it deletes the files that it kept for them. Runs as a program: ``python -m
 tests.campaigns.backups --seconds 120 --kills 50``.
 """
 
@@ -31,7 +31,7 @@ from tests.support.server import Server, kill_one
 from topics.storage.backup_restore import restore
 
 SHARDS = 3
-WAL_FILE_BYTES = 64 << 10  # the smallest
+WAL_FILE_BYTES = 64 << 10  # the minimum
 CHAINS = 4
 PADDING = "x" * 200
 BLOB_RECORDS, BLOB_RECORD_BYTES = 50, 100_000  # above 4 MiB: streamed
@@ -123,7 +123,7 @@ class Worker(Actor):
 
 
 class Redriver(Actor):
-    """Moves dead letters back to the queue, and appends letters that name no source.
+    """Moves dead letters back to the queue, and appends letters without a source.
 
     A kill may leave a letter in both topics until the redrive is repeated. So a redrive of the
     letters with a source, which have tags, is repeated with the same limit until it has refused
@@ -221,7 +221,7 @@ def take(address: tuple[str, int], file: Path, stop: threading.Event | None = No
             while block := answer.read(16 << 10):
                 out.write(block)
                 if stop is not None and stop.is_set():
-                    raise Cut("the client hung up")
+                    raise Cut("the client disconnected")
     except http.client.IncompleteRead as error:
         raise Cut(str(error)) from error
     finally:
@@ -248,7 +248,7 @@ def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
         if lost := moment.appended[f"a{at}"] - {*source}:
             yield f"a{at} lacks {len(lost)} acknowledged records: {sorted(lost)[:5]}"
         if len({*source}) < len(source) or not {*source} <= ledger.tried[f"a{at}"]:
-            yield f"a{at} has records twice, or such that nobody appended"
+            yield f"a{at} has duplicate records, or records that were never appended"
         for level in "bc":
             copies = numbers_in(api, f"{level}{at}")
             if copies != source:
@@ -262,7 +262,7 @@ def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
     for topic in ("tags", "blob"):
         found = numbers_in(api, topic)
         if len({*found}) < len(found):
-            yield f"{topic} has records twice"
+            yield f"{topic} has duplicate records"
         if lost := moment.appended[topic] - ledger.leaving[topic] - {*found}:
             yield f"{topic} lacks {len(lost)} acknowledged records: {sorted(lost)[:5]}"
         if back := moment.gone[topic] & {*found}:
@@ -271,17 +271,17 @@ def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
 
 def _judge_jobs(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
     places, found, twice = _find_jobs(api)
-    # a move that was interrupted by the backup continues first
+    # first, a move that the backup interrupted continues
     with contextlib.suppress(AssertionError):
         wait_for(lambda: not twice or not _find_jobs(api)[2], SETTLE_S)
         places, found, twice = _find_jobs(api)
     if twice:
         where = [[place[n] for place in places] for n in twice[:5]]
-        yield f"{len(twice)} jobs are there twice: {twice[:5]}, in jobs, dead: {where}"
+        yield f"{len(twice)} jobs are duplicated: {twice[:5]}, in jobs, dead: {where}"
     if lost := moment.appended["jobs"] - ledger.leaving["jobs"] - {*found}:
         yield f"{len(lost)} jobs are lost: {sorted(lost)[:5]}"
     if back := moment.gone["jobs"] & {*found}:
-        yield f"{len(back)} acked jobs are back: {sorted(back)[:5]}"
+        yield f"{len(back)} acked jobs still exist: {sorted(back)[:5]}"
 
 
 def _find_jobs(api: Api) -> tuple[list[Counter[int]], Counter[int], list[int]]:
@@ -387,7 +387,7 @@ class Campaign:
             settle(api)
             for at in range(CHAINS):
                 if numbers_in(api, f"c{at}") != numbers_in(api, f"a{at}"):
-                    self.summary.problems.append(f"{what}: chain {at} does not go on")
+                    self.summary.problems.append(f"{what}: chain {at} does not continue")
         self.summary.problems += damage(folder, SHARDS)
         shutil.rmtree(folder)
 
@@ -426,7 +426,7 @@ class Campaign:
             self.summary.counts["whole all the same"] += 1
             self._restore_and_judge(file, moment, as_new=False)
         self.summary.counts[f"killed {victim}"] += 1
-        self.summary.tell(f"killed {victim}, {self.kills} to come")
+        self.summary.tell(f"killed {victim}, {self.kills} kills remaining")
 
     def wait_replaced(self, role: str, pid: int) -> None:
         wait_for(lambda: self.server.roles().get(role, pid) != pid, SETTLE_S)
@@ -450,7 +450,7 @@ class Campaign:
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float = 30.0, kills: int = 0) -> Summary:
-    """Run it."""
+    """Run the campaign."""
     return Campaign(data_dir, seed=seed, seconds=seconds, kills=kills).run()
 
 

@@ -6,8 +6,8 @@ in its topic once and in order, the watch must have seen each record once, and e
 been handled, and never again after its ack. Forked children call the client of their parent and
 must get their own responses.
 
-After each kill a program of its own gets Ctrl-C at a random moment, often while there is no
-server. The longest time until it has ended is reported.
+After each kill a separate program gets Ctrl-C at a random moment, often while the server is not
+running. The longest time until such a program exits is reported.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Actors:
             time.sleep(0.05)
         self.worker.stop()
         self._threads[3].join(SETTLE_S)
-        self.failures += [f"{each.name} does not end" for each in self._threads if each.is_alive()]
+        self.failures += [f"{each.name} does not stop" for each in self._threads if each.is_alive()]
 
     def problems(self) -> list[str]:
-        """Compare what was sent with the topics, the watch and the handled jobs."""
+        """Compare the sent records with the topics, the watch and the handled jobs."""
         found = [*self.failures]
         for topic, seen in self.seen.items():
             stored = data_of(self.client.topic(topic).read())
@@ -98,7 +98,7 @@ class Actors:
                 found.append(f"{topic}: stored {differing(stored, wanted)}")
         if lost := {*range(self.sent["jobs"])} - self.acks.keys():
             found.append(f"jobs lost: {lost}")
-        # A lease may end while the server is away, so a job may run again before its ack.
+        # A lease may expire while the server is down, so a job may run again before its ack.
         if doubled := [job for job, results in self.acks.items() if True in results[:-1]]:
             found.append(f"jobs that ran again after their ack: {doubled}")
         return found
@@ -193,7 +193,7 @@ def stop_a_program(url: str, name: str, after_s: float) -> tuple[float, str]:
 def campaign(
     data_dir: Path, seed: int, *, kills: int, forks: int, shutdown_s: float = SHUTDOWN_MAX_S
 ) -> Summary:
-    """Kill and fork. Raise nothing that the client should have handled."""
+    """Kill and fork. An exception that the client should have handled is an error."""
     summary, dice = Summary(seed), random.Random(seed)
     with Server(data_dir, shards=SHARDS) as server:
         server.env["TOPICS_PORT"] = str(server.port)

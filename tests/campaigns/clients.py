@@ -1,6 +1,5 @@
-"""Clients of a server whose processes are killed: threads that reconnect, and that repeat
-unanswered
-requests.
+"""Clients of a server whose processes are killed: threads that reconnect and repeat requests
+without a response.
 
 A failure that an outage explains is `Refused`. A response that violates the contract is
 `Violation`.
@@ -30,7 +29,7 @@ class Violation(Exception):
 
 
 class Refused(Exception):
-    """No response was received, or one that promises nothing: retry."""
+    """No response was received, or a response without guarantees. The request can be retried."""
 
 
 class Line:
@@ -69,7 +68,8 @@ class Line:
                 return self.ask(method, path, body).json()
             except Refused as refused:
                 if time.monotonic() > deadline:
-                    raise Violation(f"no answer in {GIVE_UP_S} s, the last: {refused}") from None
+                    text = f"no response within {GIVE_UP_S} s; last failure: {refused}"
+                    raise Violation(text) from None
             self.abandoned.wait(RETRY_S)
         return None
 
@@ -100,7 +100,7 @@ class Actor(threading.Thread):
         raise NotImplementedError
 
     def attempt(self, act: Callable[[], object]) -> None:
-        """Do one step. An outage ends it, and an error is recorded."""
+        """Do one step. An outage aborts the step, and an error is recorded."""
         try:
             act()
         except (Refused, *BROKEN):

@@ -1,15 +1,15 @@
-"""Crowds: many clients of one kind, in a process of their own, in one loop.
+"""Crowds: many clients of one kind, in a separate process with one loop.
 
-    come     all connect; clients that the server disconnects connect again after a pause
-    leave    all hang up
-    told     the result for each of them
+    come     all connect; clients that the server disconnects reconnect after a pause
+    leave    all disconnect
+    told     the state of the crowd, which each command returns
 
     kind        each client
     nodes       makes watch sessions with 10,000 nodes
     answers     requests 8 MiB and reads nothing
     streams     opens an event stream of 8 MiB events and reads nothing
     trickles    the same, and reads a byte every 5 s
-    churning    the same, and hangs up after 2 s
+    churning    the same, and disconnects after 2 s
     works       opens a work stream and reads nothing
     sockets     subscribes on a WebSocket to messages of 8 MiB and reads nothing
     echoes      sends commands with a `request_id` of 100 KiB and reads nothing
@@ -20,19 +20,19 @@
     bodiless    declares a body on a route that needs no key, and sends none of it
     bodies      the same, and sends all of the body but its last byte
     headed      the same on a route that reads header fields, after a head of 60 KB
-    beginnings  sends 60 KB of a head that has no end, without a key
+    beginnings  sends 60 KB of an incomplete head, without a key
     strangers   sends a head of 60 KB with a wrong key, and a body without its last byte
-    unread      sends requests for long files without a key, and reads no answer
-    chunks      sends chunked bodies of one byte each, with a key, and never ends them
+    unread      sends requests for long files without a key, and reads no response
+    chunks      sends endless chunked bodies in chunks of one byte, with a key
     prefixes    lists topics with a prefix of 16 KB, which takes 64 KB when it is decoded, a
                 different one each time
     leaving     sends requests without a key and closes its connection immediately
     visitors    requests the root without a key, repeatedly
-    watchers    opens an event stream on which next to nothing comes, and reads it
-    askers      requests a state, reads it, and stays
-    slow        sends a head or a body, a byte now and then (slow loris)
+    watchers    opens an event stream with few events, and reads it
+    askers      requests a state, reads the response, and stays connected
+    slow        sends single bytes of a head or a body at intervals (slow loris)
 
-Clients come from several addresses, 127.0.0.2 and up, so that ports suffice.
+Clients connect from several addresses, 127.0.0.2 and up, because one address has too few ports.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ NEVER = float("inf")
 @dataclass(frozen=True, slots=True)
 class Kind:
     """``says`` returns the bytes that a client sends immediately. ``life_s`` is the time until it
-    hangs up. ``reads_s`` is the interval between reads of one byte, 0 to read all input.
+    disconnects. ``reads_s`` is the interval between reads of one byte, 0 to read all input.
     ``drips_s`` is the interval at which it sends one byte. ``away_s`` is the time until it
     reconnects after the server has closed its connection. ``leaves``: it closes as soon as
     everything is sent. ``repeats``: it sends the same bytes again after each answer.
@@ -161,7 +161,7 @@ UNENDED = b"x" * (LONG - 1)
 
 
 def _constant(*parts: bytes) -> Callable[[Api, int], bytes]:
-    """All clients send the same object: a large crowd must not need much memory itself."""
+    """Return the same bytes for all clients, so that a large crowd needs little memory."""
     said = b"".join(parts)
     return lambda _api, _number: said
 
@@ -417,7 +417,7 @@ class Crowd:
 
 
 class Remote:
-    """A crowd in a process of its own, controlled by this process."""
+    """A crowd in a separate process, controlled by this process."""
 
     def __init__(self, orders: Connection) -> None:
         self._orders = orders

@@ -1,11 +1,10 @@
-"""A disk that fails at a chosen call, and that knows its content after a power loss.
+"""A disk that fails at a chosen call, and that determines its content after a power loss.
 
 Every call of this process that writes or syncs below one folder is intercepted, because all modules
 call `os` for it. The calls are counted. One of them fails, or all from one on. The durable content
 of a file is its writes up to its last successful sync, without the writes that a failed sync
 had pending: Linux considers these pages written and never retries. A name is durable after its
-folder
-was synced.
+folder was synced.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class FaultDisk:
         self._patch.undo()
 
     def heal(self) -> None:
-        """End the fault, and continue to count."""
+        """Stop the fault. Calls are still counted."""
         self.fail_at, self.goes_on = 0, False
 
     # Checks before each call

@@ -1,21 +1,23 @@
-"""Every write, link and sync fails once: ``python -m tests.campaigns.fault_walk``.
+"""Fault injection: each write, link and sync of a workload fails once.
 
-One fixed workload runs on a shard of its own: appends of every class, bursts, a streamed append,
-rotation, sealing, checkpoints, merges, deletes of records and of a topic, changes of class, routers
-within the shard, an orderly stop. Its calls that write, link or sync are counted, 1 to N; then it
-runs anew for each of them with exactly that call failing (ENOSPC for writes and links, EIO for
-syncs), or that and all later ones of its kind, and ends in order or by a kill. The log's thread
-makes the syncs, or the shard's loop those that it may. Afterwards:
+Runs as a program: ``python -m tests.campaigns.fault_walk``. A fixed workload runs on a single
+shard: appends of every durability class, bursts, a streamed append, rotation, sealing, checkpoints,
+merges, deletes of records and of a topic, changes of the class, routers within the shard, and an
+orderly stop. Its calls that write, link or sync are numbered from 1 to N. Then the workload is
+repeated for each of these calls. Either this call fails (ENOSPC for writes and links, EIO for
+syncs), or this call and all later calls of its kind. The run ends with an orderly stop or a kill.
+Syncs are made by the thread of the log or, where permitted, by the loop of the shard. Afterwards
+these states are checked:
 
-    the power goes at once              everything that a synced class promised is there
-    the process starts again            every acknowledged record is there once, with its seq;
-                                        nothing refused is shown; writes go on, and no seq is
-                                        given twice; copies stand as they were read, in order,
-                                        once; `topics verify` finds nothing
-    the power goes after that           so it is, also for what the failed sync has marked clean:
-                                        the start writes it again
+    a power loss immediately            all records of synced durability classes exist
+    a restart of the process            every acknowledged record exists once, with its seq; no
+                                        refused record is visible; writes continue, and no seq is
+                                        assigned twice; copies are unchanged, in order and not
+                                        duplicated; `topics verify` finds no damage
+    a power loss after the restart      the same, including data that the kernel marked clean in
+                                        the failed sync, because the start writes it again
 
-Each problem says how to repeat it.
+Each reported error contains the arguments that repeat it.
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) ->
         return
     try:
         for topic in journal.gone & client.engine.topics.keys():
-            yield f"{what}: topic {topic} was deleted and is there"
+            yield f"{what}: topic {topic} exists although it was deleted"
         for router in journal.routed - client.engine.routers.by_name.keys():
             yield f"{what}: router {router} is missing"
         for topic, records in journal.records.items():
@@ -145,11 +147,11 @@ def _judge_topic(
     shown = _shown(client, topic)
     strangers = {seq: data for seq, data in shown.items() if data in journal.refused}
     if strangers:
-        yield f"{what}: {topic} shows refused records {strangers}"
+        yield f"{what}: {topic} returns refused records {strangers}"
     if topic in journal.routed:
         numbers = [int(data) for data in shown.values() if data != AFTER]
         if any(after <= before for before, after in pairwise(numbers)):
-            yield f"{what}: {topic} holds copies twice, or not in order: {numbers}"
+            yield f"{what}: {topic} has duplicate copies, or copies out of order: {numbers}"
     if power and journal.classes[topic] != "fsync":
         return
     missing = {seq: data for seq, data in records.items() if shown.get(seq) != data}
@@ -157,7 +159,7 @@ def _judge_topic(
         yield f"{what}: {topic} has lost {missing}"
     back = {seq: data for seq, data in shown.items() if data in journal.deleted.get(topic, ())}
     if back:
-        yield f"{what}: {topic} shows deleted records {back}"
+        yield f"{what}: {topic} returns deleted records {back}"
 
 
 def _shown(client: Client, topic: str) -> dict[int, str]:
@@ -168,7 +170,7 @@ def _shown(client: Client, topic: str) -> dict[int, str]:
             shown[record["$seq"]] = record["data"].split()[0]
         if page.caught_up:
             return shown
-        assert page.next_from_seq > seq, "a reader gets on"
+        assert page.next_from_seq > seq, "the reader makes no progress"
         seq = page.next_from_seq
         page = client.read(topic, seq)
 
@@ -177,7 +179,7 @@ def _go_on(client: Client, journal: Journal, what: str) -> Iterator[str]:
     for topic in journal.records.keys() & client.engine.topics.keys():
         first, _ = client.append(topic, f"{AFTER} after")
         if first <= journal.highest.get(topic, 0):
-            yield f"{what}: {topic} gives seq {first} again, {journal.highest[topic]} was given"
+            yield f"{what}: {topic} assigns seq {first} after {journal.highest[topic]}"
         if journal.classes[topic] == "fsync":
             journal.records[topic][first] = AFTER
         journal.highest[topic] = first
@@ -196,7 +198,7 @@ def in_folder(case: Case) -> tuple[list[str], list[str]]:
 
 
 def quiet() -> None:
-    """What the shard logs is expected."""
+    """Disable logging, because the shard logs expected errors."""
     structlog.configure(processors=[_drop])
 
 

@@ -138,7 +138,7 @@ class WorkloadRun:
             if source is None or topic is None or self.desk.log.failed is not None:
                 continue
             with trio.move_on_after(ANSWER_S if self.disk.failed is None else COPIED_S):
-                while not self._has_come(dest):  # noqa: ASYNC110 - no event tells
+                while not self._has_come(dest):  # noqa: ASYNC110 - there is no event
                     await trio.sleep(0.0005)
             assert self.disk.failed or self._has_come(dest), f"{dest} lags"
             await self._read(dest)
@@ -180,7 +180,7 @@ class WorkloadRun:
         number = self.desk.append_many(topic, *bodies)
         self.desk.loop.end_iteration()
         with trio.fail_after(ANSWER_S):
-            while not self.desk.wire.sent:  # noqa: ASYNC110 - no event tells
+            while not self.desk.wire.sent:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.0002)
         try:
             ((_, answers),) = self.desk.batches()
@@ -219,7 +219,7 @@ class WorkloadRun:
         """Return the response, or None if it is a refusal."""
         self.desk.loop.end_iteration()
         with trio.fail_after(ANSWER_S):
-            while not (found := self.desk.bodies()):  # noqa: ASYNC110 - no event tells
+            while not (found := self.desk.bodies()):  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.0002)
         ((answered, body),) = found
         assert answered == number, "one request at a time"

@@ -1,15 +1,17 @@
-"""Fuzzing: malformed and mutated bytes for both planes and the WebSocket, while a probe measures.
+"""Fuzzing: malformed and mutated bytes for both planes and the WebSocket, while a probe measures
+response times.
 
-Runs as a program: ``python -m tests.campaigns.fuzz --seconds 600 --seed 1``. The seed decides what
-each worker sends and in which order. Between the fuzzed connections each worker makes requests of
-its own that must succeed as usual (`Steady`).
+Runs as a program: ``python -m tests.campaigns.fuzz --seconds 600 --seed 1``. The seed determines
+the inputs of each worker and their order. Between the fuzzed connections each worker makes valid
+requests, which must succeed as usual (`Steady`).
 
-What must hold (topic names encode the permitted effect of a request, see `fuzz_inputs`):
+These conditions must hold (topic names encode the permitted effect of a request, see
+`fuzz_inputs`):
 
-- no answer is a 500, every refusal has the envelope, every connection ends
-- no topic ``never.*`` exists; all others hold exactly what was acknowledged
-- no process died, no traceback is in the log, and ``/v0/health`` responds as fast as that of
-  another server without fuzzing
+- no response is a 500, every error response has the envelope, every connection is closed
+- no topic ``never.*`` exists; all other topics contain exactly the acknowledged records
+- no process died, no traceback is in the log, and ``/v0/health`` responds as fast as on another
+  server without fuzzing
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ class Worker(fuzz_support.Worker[Findings]):
         try:
             self._judge(sent, spoken(self.address, sent.pieces(), self.source))
         except FAILURES as error:
-            shown = f"{sent.wire[:SHOWN_BYTES]!r} in pieces that end at {sent.cuts}"
+            shown = f"{sent.wire[:SHOWN_BYTES]!r} in fragments that end at {sent.cuts}"
             what = f"{type(error).__name__}: {error}\n  {shown}"
             self.problem(f"{sent.kind}: {sent.name}: {what}")
         if self.findings.sent % STEADY_EVERY == 0:
@@ -157,7 +159,7 @@ class Worker(fuzz_support.Worker[Findings]):
             elif status >= 300:
                 check_envelope(answer)
             elif status >= 200:
-                assert sent.kind != BROKEN, f"malformed, and answered {answer}"
+                assert sent.kind != BROKEN, f"malformed, but the response is {answer}"
                 if answer.body.startswith(b"{"):
                     self._note(answer.json())
         self.findings.unsaid += max(0, sent.publishes - acks)
@@ -167,7 +169,7 @@ class Worker(fuzz_support.Worker[Findings]):
         for message in messages_of(answer.body):
             assert message["op"] != "error" or message["code"] != "internal", message
             if message["op"] == "ack":
-                assert sent.kind != BROKEN, f"malformed, and acknowledged: {message}"
+                assert sent.kind != BROKEN, f"malformed, but acknowledged: {message}"
                 self._note(message)
                 acks += 1
         return acks
@@ -181,7 +183,7 @@ class Worker(fuzz_support.Worker[Findings]):
 
 
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
-    """Run all workers, in a process of their own."""
+    """Run all workers in a separate process."""
     workers = [Worker(address, seed, number) for number in range(WORKERS)]
     return fuzz_support.together(workers, seconds, rate, Findings())
 
@@ -197,7 +199,7 @@ def check_stored(server: Server, findings: Findings) -> None:
                 else None
             )
             if seen != records:
-                findings.problems.append(f"{topic} does not hold what was stored there")
+                findings.problems.append(f"{topic} does not contain the stored records")
     for topic in found.keys() | findings.stored.keys():
         told, held = findings.stored.get(topic), found.get(topic)
         if held is None or topic.startswith("never."):
@@ -230,14 +232,14 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summa
         beside(other, Probe) as control,
     ):
         findings, probe, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
-    summary.tell(f"probe: {probe}\nprobe of another server meanwhile: {control}")
-    summary.tell(f"memory: {memory}; {len(findings.stored)} topics made by mutated requests")
+    summary.tell(f"probe: {probe}\nprobe of another server at the same time: {control}")
+    summary.tell(f"memory: {memory}; {len(findings.stored)} topics created by mutated requests")
     summary.counts = findings.outcomes
     summary.counts["connections"] = findings.sent
     summary.counts["records between them"] = sum(map(len, findings.steady.values()))
     summary.problems = findings.problems
     if probe.percentile(99) > control.percentile(99) + AIM_MS:
-        summary.problems.append(f"the aim is {AIM_MS:.0f} ms more than another server's probes")
+        summary.problems.append(f"the limit is {AIM_MS:.0f} ms more than on another server")
     return summary
 
 

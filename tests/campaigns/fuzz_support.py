@@ -1,5 +1,5 @@
-"""Shared code of fuzzing by bytes and by schema: workers in a process of their own, each at a
-limited rate, so that measured times are the server's; checks of the log after a run; parsing of
+"""Shared code of fuzzing by bytes and by schema: workers in a separate process, each at a limited
+rate, so that they do not distort the measured times; checks of the log after a run; parsing of
 responses.
 """
 
@@ -23,7 +23,7 @@ from tests.support.ws import TEXT, Socket
 
 PROBLEMS_MAX = 20
 SHOWN_BYTES = 2000
-END_S = 15.0  # for a connection to end after its client has sent everything
+END_S = 15.0  # until a connection is closed after its client has sent everything
 
 
 @dataclass
@@ -153,7 +153,7 @@ def answers_of(check_response: bytes) -> list[Answer]:
 
 
 def check_envelope(answer: Answer) -> None:
-    """Check the envelope (§0.5) of a response that is no success."""
+    """Check the envelope (§0.5) of an error response."""
     assert answer.headers.get("content-type") == "application/json", f"no JSON: {answer}"
     document = answer.json()
     assert document.keys() - {"performance"} == {"error"}, document

@@ -120,7 +120,7 @@ class Bystander(threading.Thread):
     def finish(self) -> None:
         self._done.set()
         self.join(30)
-        assert not self.is_alive(), "the bystander hangs"
+        assert not self.is_alive(), "the bystander does not stop"
 
     def percentile(self, percent: int) -> float:
         """Return a percentile in milliseconds."""
@@ -145,9 +145,9 @@ class Neighbour(Bystander):
 
 
 class Visitor(Neighbour):
-    """A bystander that opens a new connection for each request. If the server closes the connection
-    before the request was sent, because the client's thread waited for a core, the connection was
-    the longest idle one: the next attempt counts.
+    """A bystander that opens a new connection for each request. If the client's thread has to
+    wait for a core before it sends the request, the server may close the connection as the one that
+    has been idle longest. Such an attempt is not counted.
     """
 
     def ask(self, api: Api) -> Answer:
@@ -285,7 +285,7 @@ class Cost:
 def bother(
     directory: Path, kind: str, clients: int, seconds: float, room: int = 0, **settings: object
 ) -> Cost:
-    """Run a crowd of one kind against a server of its own. ``room`` is the number of connections
+    """Run a crowd of one kind against a new server. ``room`` is the number of connections
     that the server accepts, by default three quarters of the crowd.
     """
     server = Server(directory / kind, shards=1, api_keys=KEYS, **settings)
@@ -315,7 +315,7 @@ def bother(
 def campaign(
     data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float, room: int
 ) -> Summary:
-    """Run crowds of these kinds, one after the other, and report their effects."""
+    """Run crowds of these kinds sequentially and report their effects."""
     summary = Summary(seed)
     for kind in kinds.split(","):
         cost = bother(data_dir.parent, kind, clients, seconds, room)

@@ -1,19 +1,19 @@
-"""Ten thousand idle event streams and two thousand slow connections: what they cost a writer, and
-what happens when all of them reconnect simultaneously.
+"""Ten thousand idle event streams and two thousand slow connections: measures their cost for a
+writer and the effect of simultaneous reconnects.
 
 Runs as a program: ``python -m tests.campaigns.idle --streams 10000 --slow 2000 --rounds 2``. A
-writer appends one record after the other: alone, alongside the crowd (`crowd`), and while all
-clients are reset and reconnect. Then the same number of keep-alive clients connects. The front is
-killed, and they reconnect and wait in the listen queue until the next front accepts them.
+writer appends single records: alone, alongside the crowd (`crowd`), and while all clients are reset
+and reconnect. Then the same number of keep-alive clients connects. The front is killed, and they
+reconnect and wait in the listen queue until the next front accepts them.
 
-What must hold:
+These conditions must hold:
 
-- every stream opens, also when all clients reconnect, and none ends on its own; slow connections
+- every stream opens, also when all clients reconnect, and the server closes none; slow connections
   are closed or may continue; every client gets a response, but a dying front may reset some clients
-- the writer receives only successes; its p99 alongside the crowd is reported with the one alone
+- all appends of the writer succeed; its p99 is reported alone and alongside the crowd
 - after the crowd has disconnected, the front has the same number of descriptors as before, the
-  metrics count no stream, and all slots are free: the cap equals the crowd, which could otherwise
-  not reconnect
+  metrics count no stream, and all slots are free; the cap equals the size of the crowd, which could
+  otherwise not reconnect
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Trial:
     def __init__(self, server: Server, seconds: float, summary: Summary) -> None:
         self._server, self._seconds, self._summary = server, seconds, summary
         self._front = server.roles()["front 0"]
-        self._took_ms: dict[str, list[float]] = {"alone": [], "beside the crowd": []}
+        self._took_ms: dict[str, list[float]] = {"alone": [], "alongside the crowd": []}
 
     def round(self, remote: Remote, streams: int) -> None:
         """Measure the writer alone and alongside the crowd, let all clients reconnect, and close
@@ -51,17 +51,17 @@ class Trial:
         files, rss = open_files(self._front), rss_bytes(self._front)
         self._write("alone")
         self.come(remote, "open", streams)
-        self._write("beside the crowd")
+        self._write("alongside the crowd")
         self.come(remote, "again", streams, again=True)
         held = remote.say("tell")
         used, clients = rss_bytes(self._front) - rss, held.here.total()
         self._summary.tell(
             f"front: {open_files(self._front)} descriptors, before {files}; {used / MIB:+.0f} MiB,"
             f" {used / max(1, clients) / 1024:.1f} KiB for each connection;"
-            f" {held.ended['slow']} slow connections were thrown off"
+            f" {held.ended['slow']} slow connections were closed"
         )
         if not self._told() == held.here["watchers"] == streams or held.ended["watchers"]:
-            self._summary.problems.append(f"the metrics tell of {self._told()} streams; {held}")
+            self._summary.problems.append(f"the metrics report {self._told()} streams; {held}")
         remote.say("leave")
         self._wait_recovered(files)
 
@@ -71,7 +71,7 @@ class Trial:
             told = remote.say("come", again)
         p50, p99, _, most = quantiles_ms([ms / 1000 for ms in told.heard_ms] or [0])
         self._summary.tell(
-            f"{how}: first byte p50 {p50:.1f} p99 {p99:.1f} max {most:.1f} ms; beside it {writer}"
+            f"{how}: first byte p50 {p50:.1f} p99 {p99:.1f} max {most:.1f} ms; writer {writer}"
         )
         if told.statuses != {"200": clients} or told.lost:
             self._summary.problems.append(f"{how}: {told.statuses} of {clients}, {told.lost} lost")
@@ -92,7 +92,7 @@ class Trial:
         began = time.monotonic()
         while (left := open_files(self._front) - files) > 0 or self._told() > 0:
             if time.monotonic() - began > BACK_S:
-                wrong = f"{left} descriptors stay open, {self._told()} streams told"
+                wrong = f"{left} descriptors stay open, {self._told()} streams reported"
                 self._summary.problems.append(wrong)
                 return
             time.sleep(0.05)
@@ -107,10 +107,10 @@ class Trial:
 
     def finish(self) -> None:
         alone, crowded = (quantiles_ms([ms / 1000 for ms in t])[1] for t in self._took_ms.values())
-        told = f"p99 of the writer: {alone:.1f} ms alone, {crowded:.1f} ms beside the crowd"
+        told = f"p99 of the writer: {alone:.1f} ms alone, {crowded:.1f} ms alongside the crowd"
         self._summary.tell(told)
         if crowded > alone + AIM_MS:
-            self._summary.problems.append(f"{told}; the aim is {AIM_MS:.0f} ms more")
+            self._summary.problems.append(f"{told}; the limit is {AIM_MS:.0f} ms more")
 
 
 def killed(server: Server, clients: int, summary: Summary) -> None:

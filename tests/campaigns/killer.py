@@ -71,7 +71,7 @@ class Summary:
     """The actions and findings of a campaign. Its text is the report."""
 
     seed: int
-    killed: str = "nobody"
+    killed: str = "no kills"
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ def deaths_by_themselves(server: Server) -> list[str]:
     events = server.log.events() if server.log else []
     lost = {event["pid"] for event in events if event.get("event") == "data directory lost"}
     return [
-        f"by itself: {event}"
+        f"crash without a kill: {event}"
         for event in events
         if event.get("event") == "stalled process killed"
         or (
@@ -128,10 +128,10 @@ def program(
         try:
             summary = campaign(Path(directory) / "data", **asked)
         except BaseException:
-            print(f"seed {asked['seed']}: the campaign did not end", file=sys.stderr)
+            print(f"seed {asked['seed']}: the campaign did not finish", file=sys.stderr)
             raise
     summary.problems += [
-        f"this campaign proves little: no {what}" for what in wanted if not summary.counts[what]
+        f"the campaign is not conclusive: no {what}" for what in wanted if not summary.counts[what]
     ]
     print(summary)
     return 1 if summary.problems else 0

@@ -1,10 +1,12 @@
-"""A mixed load while the front, a shard or everything is killed and networks are cut: the
-clients of the simulation against a real server over TCP, judged by the same model.
+"""A mixed load while the front, a shard or all processes are killed and networks are cut. The
+clients of the simulation use a real server over TCP, and the judge of the simulation checks the
+history.
 
-A compressed day of `tests.simulation.work` over three shards with small log files, a clean restart,
-and a reading of everything. The history of a run that breaks a promise is printed. Runs as a
-program: ``python -m tests.campaigns.kills --seconds 60 --kills 20 --seed 7``. The seed decides what
-clients do and who is killed; what a kill interrupts is up to the machine.
+A run is a compressed day of `tests.simulation.work` over three shards with small log files, then a
+clean restart, then a read of all data. The history of a run that breaks a promise is printed. Runs
+as a program: ``python -m tests.campaigns.kills --seconds 60 --kills 20 --seed 7``. The seed
+determines the requests of the clients and the killed processes, but not the operations that a kill
+interrupts.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Cable(trio.abc.Stream):
         with trio.CancelScope() as self._scope:
             if not self._is_pulled:
                 return await act()
-        raise trio.BrokenResourceError("the cable is pulled")
+        raise trio.BrokenResourceError("the network is cut")
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._unless_pulled(partial(self.stream.send_all, data))
@@ -179,7 +181,7 @@ class Day:
                 await trio.sleep(dice.choice((0.0, 1.0, 2.0)))
             await self._end_somehow()
             if image(server.data_dir) != before:
-                self.problems.append("a directory in the place of the server's own has changed")
+                self.problems.append("a directory that replaced the server's own was changed")
             shutil.rmtree(server.data_dir)
             elsewhere.rename(server.data_dir)
         await trio.to_thread.run_sync(server.start)
@@ -191,7 +193,7 @@ class Day:
         await self._end(*(("stop", self._server.stop) if is_stop else ("kill", self._server.kill)))
 
     async def _end(self, what: str, act: Callable[[], None]) -> None:
-        """Stop all processes. It is recorded before and after, because it takes time."""
+        """Stop all processes. The stop is recorded before and after, because it takes time."""
         self.problems += deaths_by_themselves(self._server)
         self.history.happened(what, EVERYTHING)
         await trio.to_thread.run_sync(act)
@@ -243,7 +245,7 @@ def image(data_dir: Path) -> dict[str, bytes]:
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str = "") -> Summary:
-    """Run it. ``keep`` is a file for the history."""
+    """Run the campaign. ``keep`` is a file for the history."""
     summary = Summary(seed)
     with Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES) as server:
         day = Day(server, seed, seconds, kills)

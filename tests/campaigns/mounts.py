@@ -25,13 +25,13 @@ START_S = 20.0
 
 
 def why_not() -> str:
-    """Return what is missing for `Lossy`, or an empty text."""
+    """Return the reason why `Lossy` cannot be used, or an empty text."""
     if not CRASHSTATES:
-        return "CRASHSTATES does not name the program that simulates a lossy disk"
+        return "CRASHSTATES is not set to the program that simulates a lossy disk"
     if not Path(CRASHSTATES).is_file():
-        return "CRASHSTATES names no file"
+        return "CRASHSTATES is not the path of a file"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "/dev/fuse is not there, or not for this user"
+        return "/dev/fuse does not exist or is not accessible"
     return "" if os.geteuid() == 0 else "only root may mount"
 
 
@@ -71,7 +71,7 @@ class Lossy:
         """Send one command and return its reply."""
         deadline = time.monotonic() + START_S
         while not self._socket.exists():
-            assert time.monotonic() < deadline, "the file system does not listen"
+            assert time.monotonic() < deadline, "the file system does not accept connections"
             time.sleep(0.01)
         with socket.socket(socket.AF_UNIX) as channel:
             channel.settimeout(START_S)

@@ -1,22 +1,21 @@
 """Overload: three times as many clients as reach the peak, on topics of all priority bands.
 
-Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in a process
-of their own (`overload_clients`), which shares the machine's cores with the server.
+Runs as a program: ``python -m tests.campaigns.overload --seconds 60``. The clients run in a
+separate process (`overload_clients`), which shares the machine's cores with the server.
 
-    peak       closed-loop clients in steps, with ``disable_backpressure``: the most that the server
-               stores in a second, and how many clients that takes
-    pushed     three times as many, at least 300, with ``disable_backpressure``
-    overload   the same number. Half of them obey ``Retry-After``, half ``retry_after_ms``, a few
-               obey nothing.
+    peak       closed-loop clients in steps, with ``disable_backpressure``: the maximum rate of
+               stored writes, and the number of clients that reach it
+    pushed     three times as many clients, at least 300, with ``disable_backpressure``
+    overload   the same number of clients. Half of them obey ``Retry-After``, half
+               ``retry_after_ms``, and a few ignore both.
 
-What must hold:
+These conditions must hold:
 
 - 99 of 100 stored writes to the topic of priority 1000 take at most 50 ms
 - no topic starves: each stores a write of an obeying client at least every 5 s
 - 95 % of the obeying clients' second attempts are stored
-- the whole stores 0.8 times what is pushed, and on a quiet machine 0.8 times the peak; every
-response is
-  a success or a refusal
+- the total rate is at least 0.8 times the rate in the phase ``pushed``, and on a quiet machine 0.8
+  times the peak; every response is a success or a refusal
 
 Times and rates are in the server's own time. Other processes on the machine make server and clients
 wait for a processor. The kernel counts this waiting time, which stretches all durations by one
@@ -58,7 +57,7 @@ KEYS = 40
 DATA_BYTES = 190
 
 AIM_MS, GAP_S, SECOND_SHARE, PEAK_KEPT = 50.0, 5.0, 0.95, 0.8
-# up to this factor of stretched time, the peak of a few clients is a valid reference for a crowd
+# up to this stretch factor, the peak of a few clients is a valid reference for a crowd
 QUIET = 1.25
 
 
@@ -181,7 +180,7 @@ def tell(report: Report) -> None:
         print(
             f"{manner.value}: {tally.stored} stored, {tally.refused} refused, second tries"
             f" {tally.second_stored}/{tally.second_tries}, at most {tally.tries_max} refusals in a"
-            f" row; other answers: {tally.others or 'none'}"
+            f" row; other responses: {tally.others or 'none'}"
         )
 
 
@@ -206,21 +205,21 @@ def judge(report: Report, peak: float, pushed: float, stretch: float) -> list[tu
     # peak.
     quiet = peak if stretch <= QUIET else 0.0
     kept = stored >= PEAK_KEPT * max(pushed, quiet)
-    shares = f"{stored / peak:.2f} of the peak, {stored / pushed:.2f} of what so many push"
+    shares = f"{stored / peak:.2f} of the peak, {stored / pushed:.2f} of the pushed rate"
     return [
         (first <= AIM_MS, f"p99 of priority 1000: {first:.1f} ms; aim {AIM_MS:.0f}"),
         (gap_s <= GAP_S, f"longest gap of a topic: {gap_s:.1f} s ({topic_of(worst)})"),
         (share >= SECOND_SHARE, f"second tries of obeying clients stored: {share:.1%}"),
         (kept, f"stored {stored:,.0f}/s, {shares}"),
-        (not others, f"other answers: {others or 'none'}"),
+        (not others, f"other responses: {others or 'none'}"),
     ]
 
 
 def campaign(
     data_dir: Path, *, seed: int, seconds: float, peak_seconds: float, clients: int, shards: int
 ) -> Summary:
-    """Peak, overload, verdict. ``peak_seconds``: of each step; ``clients`` 0: as many as the peak
-    says.
+    """Peak, overload, verdict. ``peak_seconds``: of each step; ``clients`` 0: three times the
+    number of clients at the peak.
     """
     summary = Summary(seed)
     keys = [ADMIN_KEY, *(f"obeys-{n}:w" for n in range(KEYS)), "greedy-0:w", "greedy-1:w"]

@@ -1,6 +1,5 @@
 """Clients of `tests.campaigns.overload`: many connections in one loop, with requests that are
-prepared
-in advance.
+prepared in advance.
 
 Each client sends the next append as soon as the previous one is answered. Its manner determines its
 reaction to a 429:

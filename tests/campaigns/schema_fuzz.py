@@ -1,17 +1,18 @@
-"""Fuzzing by schema: valid requests to every route, and the same with one to three things changed.
+"""Fuzzing by schema: valid requests to every route, and mutations of them with one to three
+changes.
 
 Runs as a program: ``python -m tests.campaigns.schema_fuzz --seconds 600 --seed 1``. `schemas` makes
 the requests and `schema_mutations` mutates two of three. The seed determines the requests of each
 worker. Their responses also depend on the other workers, which use the same topics and routers.
 
-What must hold:
+These conditions must hold:
 
-- a valid request gets a status that the contract has for its route, and a success all its members
-- every other response has the envelope, and a code that belongs to its status; never a 500
+- a valid request gets a status that is documented for its route, and a success has all its members
+- every other response has the envelope and a code that belongs to its status, and is never a 500
 - every response is documented in openapi.json
 - 429 and 503 specify when to retry; every response arrives within 15 s, unless it may wait
 - a WebSocket stays open for any text, and responds with known frames and codes
-- no process dies, none grows without bound, the log has no error
+- no process dies or grows without bound, and the log contains no error
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class HttpWorker(Worker[Findings]):
             self._leave()
             self._tell(request, "left")
             if not request.row.waits:
-                self.problem(f"no answer within {END_S} s: {content[:SHOWN_BYTES]!r}")
+                self.problem(f"no response within {END_S} s: {content[:SHOWN_BYTES]!r}")
         except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
             self._leave()
             self.problem(f"{type(error).__name__}: {error}\n  {content[:SHOWN_BYTES]!r}")
@@ -166,7 +167,7 @@ class HttpWorker(Worker[Findings]):
         row, status = request.row, answer.status
         if not request.spoiled:
             fine = row.fine | ({400} if any(name in content for name in DELAYS) else set())
-            assert status in fine, f"valid, and answered {answer}"
+            assert status in fine, f"valid, but the response is {answer}"
         if status >= 300 and answer.body:
             check_envelope(answer)
             code = answer.json()["error"]["code"]
@@ -175,7 +176,7 @@ class HttpWorker(Worker[Findings]):
             assert int(answer.headers["retry-after"]) >= 1, answer.headers
         if status in (200, 201) and answer.body and not request.spoiled and row.answer:
             missing = row.answer - answer.json().keys()
-            assert not missing, f"the answer lacks {missing}: {answer}"
+            assert not missing, f"the response lacks {missing}: {answer}"
         assert status in (200, 201, *CODES) or (status, request.method) == (204, "OPTIONS"), status
         if row.name == "watch" and status == 200 and "wid" in (document := answer.json()):
             self._open(document["stream_url"])
@@ -189,12 +190,12 @@ class HttpWorker(Worker[Findings]):
             with Wire(self.address, END_S) as wire:
                 wire.send(content.encode())
                 status, _ = wire.head()
-            assert status in (200, 404, 429), f"a session's stream is answered {status}"
+            assert status in (200, 404, 429), f"the stream of a session gets status {status}"
             self.findings.outcomes[f"stream {status}"] += 1
 
 
 class SocketWorker(Worker[Findings]):
-    """Sends commands on one socket after the other."""
+    """Sends commands on a sequence of sockets."""
 
     _socket: Socket | None = None
     _valid: dict[str, bytes]  # by request_id
@@ -248,7 +249,7 @@ class SocketWorker(Worker[Findings]):
 
 
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
-    """Run all workers, in a process of their own."""
+    """Run all workers in a separate process."""
     kinds = [HttpWorker] * HTTP_WORKERS + [SocketWorker] * SOCKET_WORKERS
     workers = [
         kind(address, f"worker {number}", random.Random(f"{seed}/{number}"), Findings())
@@ -281,7 +282,7 @@ def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Fin
 
 
 def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summary:
-    """Run it. ``rate``: requests per second."""
+    """Run the campaign. ``rate``: requests per second."""
     summary = Summary(seed)
     with fuzzed_server(data_dir) as server:
         findings, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)

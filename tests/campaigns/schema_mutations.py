@@ -1,7 +1,7 @@
 """Mutations of valid requests for `tests.campaigns.schema_fuzz`, and the serialization of requests.
 
 A mutation changes one thing: a value anywhere in the body, its type, its size, a member's name, a
-parameter, a header, the path, or the method. Several mutations may have any effect but a crash.
+parameter, a header, the path, or the method. Combined mutations may have any effect except a crash.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Raw:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One route. ``fine``: the statuses that a valid request may get. ``answer``: the members that
-    every success has. ``waits``: the response may take as long as the client requests.
+    every success has. ``waits``: the client may request that the response is delayed.
     """
 
     name: str

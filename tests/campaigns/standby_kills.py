@@ -56,11 +56,11 @@ class StandbyKills(Campaign):
         for number in range(1, self.kills + 1):
             self._note_moment()
             self._harm_and_judge(number)
-            self.summary.tell(f"{self.kills - number} kills to come")
+            self.summary.tell(f"{self.kills - number} kills remaining")
         self._stop_standby(signal.SIGTERM)
 
     def _note_moment(self) -> None:
-        """Note what is acknowledged now. Only moments before the next cut are needed."""
+        """Record the acknowledged writes. Only moments before the next cut are needed."""
         self._moments = [
             *self._moments[-CHECKPOINTS_KEPT:],
             (time.time_ns() // 1_000_000, self.ledger.now()),
@@ -140,7 +140,7 @@ class StandbyKills(Campaign):
 
 
 def campaign(data_dir: Path, *, seed: int, kills: int = 10) -> Summary:
-    """Run it."""
+    """Run the campaign."""
     return StandbyKills(data_dir, seed=seed, kills=kills).run()
 
 

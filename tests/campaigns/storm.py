@@ -5,12 +5,12 @@ clients follow their topic on a WebSocket, a quarter in a watch session, a quart
 an EventSource does. A disconnected client reconnects after a random back-off of up to `BACKOFF_S`.
 A refused client retries after the time in the refusal. A writer appends all the time.
 
-What must hold:
+These conditions must hold:
 
 - all clients are connected after each restart, and none has waited for longer than ``late_s``,
   not counting back-offs
-- each client receives consecutive seqs: no record is missed, none is duplicated
-- appends continue; the report has their p99 since the restart
+- each client receives consecutive seqs: no record is missed or duplicated
+- appends continue; the report contains their p99 since the restart
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _run(orders: Connection, address: tuple[str, int], count: int, seed: int) ->
 
 
 class Writer(threading.Thread):
-    """Appends one record after the other, and reconnects after a failure."""
+    """Appends records sequentially, and reconnects after a failure."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -298,7 +298,7 @@ def settled(orders: Connection, count: int) -> Iterator[StormState]:
 def campaign(
     data_dir: Path, *, seed: int, clients: int, restarts: int, seconds: float, late_s: float
 ) -> Summary:
-    """Run it. ``seconds`` is the quiet time before each restart."""
+    """Run the campaign. ``seconds`` is the quiet time before each restart."""
     summary, context = Summary(seed), multiprocessing.get_context("spawn")
     raise_file_limit()
     env = dict.fromkeys(("max_sse_connections", "max_watch_sessions"), clients)
@@ -320,7 +320,7 @@ def campaign(
             what = f"restart {number}" if number else "open"
             _come(ours, summary, clients, what, late_s)
             _, p99, _, most = quantiles_ms([ms / 1000 for ms in writer.took_ms] or [0])
-            summary.tell(f"  appends meanwhile: p99 {p99:.1f} max {most:.1f} ms")
+            summary.tell(f"  appends at the same time: p99 {p99:.1f} max {most:.1f} ms")
             time.sleep(seconds)
         writer.is_over = True
         writer.join()
@@ -340,13 +340,14 @@ def _come(orders: Connection, summary: Summary, clients: int, what: str, late_s:
     assert told is not None
     p50, p99, _, most = quantiles_ms([ms / 1000 for ms in waits] or [0])
     summary.tell(
-        f"{what}: {told.here} of {clients} are there, the last {told.last_s:.1f} s after the first;"
-        f" waits p50 {p50:.0f} p99 {p99:.0f} max {most:.0f} ms; refusals {told.refusals}"
+        f"{what}: {told.here} of {clients} are connected, the last {told.last_s:.1f} s"
+        f" after the first; waits p50 {p50:.0f} p99 {p99:.0f} max {most:.0f} ms;"
+        f" refusals {told.refusals}"
     )
     if told.here != clients:
-        summary.problems.append(f"{what}: {told.here} of {clients} are back")
+        summary.problems.append(f"{what}: {told.here} of {clients} have reconnected")
     if most > late_s * 1000:
-        summary.problems.append(f"{what}: one has waited for {most:.0f} ms")
+        summary.problems.append(f"{what}: a client has waited for {most:.0f} ms")
 
 
 def _check_end(server: Server, orders: Connection, clients: int, summary: Summary) -> int:
@@ -361,7 +362,7 @@ def _check_end(server: Server, orders: Connection, clients: int, summary: Summar
         summary.problems += told.problems
         records = told.records
     if records != wanted:
-        summary.problems.append(f"{records} records were shown, {wanted} expected")
+        summary.problems.append(f"{records} records were received, {wanted} expected")
     return records
 
 

@@ -1,13 +1,11 @@
-"""Watchers while the front, a shard or everything is killed and networks are cut: each receives
-every
-record once, or a report of the gap.
+"""Watchers while the front, a shard or all processes are killed and networks are cut: each receives
+every record once, or a report of the gap.
 
 Each watcher follows a few topics over SSE and compares every event with its position. Its position
 in a topic is the end of the last complete event, and the next event must begin there. So no record
-is missing, duplicated or out of order, except after a resume from an earlier cursor. At the end all
-watchers must be at the heads, and must have received exactly the acknowledged records. Runs as a
-program: ``python -m tests.campaigns.watchers --seconds
-300 --seed 1``.
+is missing, duplicated or out of order, except after a resume from an earlier cursor. At the end
+all watchers must be at the heads, and must have received exactly the acknowledged records. Runs as
+a program: ``python -m tests.campaigns.watchers --seconds 300 --seed 1``.
 """
 
 from __future__ import annotations
@@ -146,7 +144,7 @@ class Watcher(Actor):
                 self._wid = None
             if status in (404, 429, 503):
                 return
-            assert status == 200, f"GET answers {status} {headers}"
+            assert status == 200, f"GET returns {status} {headers}"
             assert headers["transfer-encoding"] == "chunked", headers
             self.counts["streams"] += 1
             self._gap_ends.clear()
@@ -163,11 +161,11 @@ class Watcher(Actor):
             answer = api.call("POST", "/v0/watch", {**self._options, "topics": topics})
         if answer.status in (429, 503):
             return None
-        assert answer.status == 200, f"POST answers {answer}"
+        assert answer.status == 200, f"POST returns {answer}"
         body = answer.json()
         for topic, told in body["topics"].items():
             at, epoch = self._at[topic], self._epochs.setdefault(topic, told["epoch"])
-            assert told["from_seq"] == at, f"POST for {topic} from {at} answers {told}"
+            assert told["from_seq"] == at, f"POST for {topic} from {at} returns {told}"
             assert told["epoch"] == epoch, f"{topic} has another epoch: {told}, it was {epoch}"
         self.counts["posts"] += 1
         return str(body["wid"])
@@ -250,14 +248,14 @@ class Watcher(Actor):
             at = self._at[topic]
             assert body["head_seq"] == at, f"{topic} is caught up: {body}, the watcher is at {at}"
         told = event.id and event.cursor
-        assert told == self._at, f"the id says {told} after {event.event} of {topic}: {self._at}"
+        assert told == self._at, f"the id is {told} after {event.event} of {topic}: {self._at}"
         self._ids.append(str(event.id))
 
     def _take_records(self, topic: str, body: dict[str, Any]) -> None:
         at, to_seq, highest = self._at[topic], body["to_seq"], self._highest[topic]
         seqs = [record["$seq"] for record in body["records"]]
         told = {name: body[name] for name in ("from_seq", "to_seq", "head_seq")}
-        what = f"{topic}: after {at} came {told} with {seqs}; {highest} was seen"
+        what = f"{topic}: {told} with {seqs} follows {at}; the highest known seq is {highest}"
         assert body["from_seq"] == at < to_seq <= body["head_seq"], what
         assert seqs == [*range(at + 1, to_seq + 1)], what
         for record in body["records"]:
@@ -324,7 +322,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
             summary.counts += reader.counts
             summary.problems += reader.problems
             if reader.is_alive():
-                summary.problems.append(f"{reader}: stands and must come to: {reader.missing}")
+                summary.problems.append(f"{reader}: current, required positions: {reader.missing}")
         _compare(summary, ledgers, seen)
     summary.problems = list(dict.fromkeys(summary.problems))
     return summary

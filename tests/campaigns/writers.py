@@ -1,6 +1,5 @@
-"""Writers that lose none of their records: every write has an idempotency key and is repeated
-until it
-is acknowledged.
+"""Writers that lose no records: every write has an idempotency key and is repeated until it is
+acknowledged.
 
 A record's data is ``[writer, number, position, padding]``: the writer, the number of its write, and
 the position of the record in this write. Topics are named after their durability class and created
@@ -40,9 +39,7 @@ class Ledger:
 
 
 class Writer(Actor):
-    """Appends one batch after the other to random topics, and repeats it with the same key after
-    every
-    failure.
+    """Appends batches to random topics, and repeats a batch with the same key after every failure.
 
     It stops between two writes, or it is abandoned during one, whose outcome is then unknown.
     """
@@ -98,7 +95,7 @@ def verify(api: Api, topics: Sequence[str], ledgers: Sequence[Ledger]) -> list[s
         records = api.read(topic, max_batch_bytes=8 << 20)
         seqs = [record["$seq"] for record in records]
         if seqs != list(range(1, len(seqs) + 1)):
-            problems.append(f"{topic}: seqs have holes or go back: {_first_break(seqs)}")
+            problems.append(f"{topic}: seqs have holes or decrease: {_first_break(seqs)}")
         problems += _disorder(topic, [tuple(record["data"][:3]) for record in records])
         for record in records:
             writer, number, position, _padding = record["data"]
@@ -111,7 +108,7 @@ def verify(api: Api, topics: Sequence[str], ledgers: Sequence[Ledger]) -> list[s
 def _first_break(seqs: list[int]) -> str:
     for expected, seq in enumerate(seqs, 1):
         if seq != expected:
-            return f"{seq} where {expected} belongs"
+            return f"{seq} instead of {expected}"
     return "none"
 
 
@@ -120,7 +117,7 @@ def _disorder(topic: str, records: list[tuple[int, ...]]) -> list[str]:
     problems = []
     for writer, *place in records:
         if tuple(place) <= last.get(writer, (-1,)):
-            problems.append(f"{topic}: writer {writer}: write {place} stands behind {last[writer]}")
+            problems.append(f"{topic}: writer {writer}: write {place} follows {last[writer]}")
         last[writer] = tuple(place)
     return problems
 

@@ -215,7 +215,7 @@ def test_an_upgrade_keeps_the_data_the_settings_and_the_keys(installed: Machine)
     assert installed.count() == 1
     url = f"http://127.0.0.1:{installed.port}"
     assert f"ok     {url} answers." in done.stdout, "topics doctor ran"
-    assert f"serves {url}. The first line of {installed.keys} is the key" in done.stdout
+    assert f"serves {url}. The first line of {installed.keys} is a key" in done.stdout
     shown = re.findall(r"^  sudo (topics .*)$", done.stdout, re.MULTILINE)
     assert len(shown) == 2
     for command in shown:
@@ -231,7 +231,7 @@ def test_an_upgrade_that_does_not_become_ready_is_rolled_back(
     done = installed.install(broken)
     assert done.returncode == 1
     assert "this version is broken" in done.stderr, "its log is shown"
-    assert "The former one serves again" in done.stderr
+    assert "The previous version is active again" in done.stderr
     assert installed.installations == before
     assert installed.status(installed.key) == 200
 
@@ -242,7 +242,7 @@ def test_a_first_version_that_does_not_become_ready_is_reported(
     machine.put_settings()
     done = machine.install(broken)
     assert done.returncode == 1
-    assert "error: topics does not get ready; above is its log." in done.stderr
+    assert "error: topics does not become ready; its log is above." in done.stderr
 
 
 def test_an_installation_that_was_killed_can_be_repeated(
@@ -252,7 +252,8 @@ def test_an_installation_that_was_killed_can_be_repeated(
     for step in ("venv", "daemon-reload", "restart"):
         assert installed.install(broken, KILL_AT=step).returncode == -signal.SIGKILL, step
     assert len(installed.installations) > 1
-    assert "The former one serves again" in installed.install(broken).stderr, "not a killed one"
+    done = installed.install(broken)
+    assert "The previous version is active again" in done.stderr, "not a killed one"
     assert installed.status(key) == 200
     assert installed.install(good, KILL_AT="after restart").returncode == -signal.SIGKILL
     done = installed.install(good)
@@ -312,9 +313,9 @@ def test_a_checkout_is_installed_from_a_copy_of_the_files_of_the_package(machine
     ("env", "says"),
     [
         ({"USER_ID": "1000"}, "run it as root: sudo deploy/install"),
-        ({"PYTHON": "/bin/false"}, "PYTHON is /bin/false, which is no Python 3.11 or newer."),
+        ({"PYTHON": "/bin/false"}, "PYTHON is /bin/false, which is not Python 3.11 or newer."),
         ({"PREFIX": "/home/me/.pyenv"}, "which is in a home directory"),
-        ({"SYSTEMD_VERSION": ""}, "systemd does not run here"),
+        ({"SYSTEMD_VERSION": ""}, "systemd is not running"),
     ],
 )
 def test_an_unsuitable_machine_is_refused(machine: Machine, env: dict[str, str], says: str) -> None:
@@ -330,7 +331,7 @@ def test_a_folder_of_another_owner_is_not_changed(machine: Machine) -> None:
     for args in ([], ["--remove"]):
         done = machine.install(*args)
         assert done.returncode == 1
-        assert "was not made by deploy/install" in done.stderr
+        assert "was not created by deploy/install" in done.stderr
     assert (machine.opt / "bin").is_dir()
 
 

@@ -28,7 +28,7 @@ NAME = re.compile(r"\btopics_[a-z0-9_]+\b(?!\.)")
 EXPRESSION = re.compile(r"expr: (?:>-\n)?(.*?)\n +for:", re.DOTALL)
 ALERTS = {
     *("Down", "NotReady", "ShardReadOnly", "DiskFills4h", "FsyncSlow"),
-    *("RouterStands", "QueueStands", "DeadLetters", "ConnectionsNearCap"),
+    *("RouterStalled", "QueueStalled", "DeadLetters", "ConnectionsNearCap"),
     "ClockAhead",
     "StandbyOld",
 }

@@ -1,8 +1,8 @@
-"""Run seeds, one after the other or in parallel, and print the history of a seed that breaks a
+"""Run seeds, sequentially or in parallel, and print the history of a seed that breaks a
 promise.
 
-    python -m tests.simulation --seeds 2000 --jobs 2     an hour each; the first is --first
-    python -m tests.simulation --first 17                only this one
+    python -m tests.simulation --seeds 2000 --jobs 2     a simulated hour each, from seed --first on
+    python -m tests.simulation --first 17                only this seed
     python -m tests.simulation --seeds 200 --plant NAME  with a planted fault, until it is found
 
 A run that breaks a promise is reduced to its shortest prefix that breaks one, and printed.
@@ -57,7 +57,7 @@ def forked(task: Callable[[], bytes]) -> tuple[int, BinaryIO]:
 
 
 def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> bytes:
-    """Run a seed in a child process. ``cut_s`` ends it early."""
+    """Run a seed in a child process. With ``cut_s`` it stops early."""
     from tests.simulation import planted, run
     from tests.simulation.history import Call, save
 
@@ -148,15 +148,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--span", type=float, default=3600.0, help="simulated seconds of each")
-    parser.add_argument("--cut", type=float, help="so many seconds of each, then all is quiet")
-    parser.add_argument("--minutes", type=float, default=0.0, help="no new seed after so long")
-    parser.add_argument(
-        "--plant", help="a fault of tests.simulation.planted; the first find ends it"
-    )
-    parser.add_argument("--tell", type=int, default=1, help="how many of the bad to shrink")
-    parser.add_argument("--save", help="a folder for the histories")
-    parser.add_argument("--quiet", action="store_true", help="no line for a seed that is well")
+    parser.add_argument("--span", type=float, default=3600.0, help="simulated seconds of each seed")
+    parser.add_argument("--cut", type=float, help="stop all activity after this number of seconds")
+    parser.add_argument("--minutes", type=float, default=0.0, help="time limit for new seeds")
+    parser.add_argument("--plant", help="plant a fault; stop when it is found")
+    parser.add_argument("--tell", type=int, default=1, help="number of failed seeds to reduce")
+    parser.add_argument("--save", help="a directory for the histories")
+    parser.add_argument("--quiet", action="store_true", help="omit seeds without errors")
     options = parser.parse_args()
     import tests.simulation.run  # noqa: F401
 

@@ -41,7 +41,7 @@ AGAIN = (None, 429, 503)  # perhaps not executed: retry
 LATER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)  # between two retries
 PAUSES_S = (0.001, 0.05, 1.0)  # within a request that is sent in two fragments
 PIECE_BYTES = 1 << 16
-UNTIL_THE_END = 1 << 62  # length of a response body that the connection's end delimits
+UNTIL_THE_END = 1 << 62  # length of a response body that extends to the end of the connection
 BROKEN = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 

@@ -86,7 +86,7 @@ class Disk:
         self.hook: Callable[[Owner | None, str, str, int], Verdict] = lambda *_: GO_ON
         self.room: int | None = None  # bytes that are free for new blocks
         self._above = f"{root}/"
-        self._era, self._used = 0, 0  # number of power losses so far; pages that have a block
+        self._era, self._used = 0, 0  # number of power losses; pages that have a block
         self._opened: dict[int, _Opened] = {}
         self._lock = threading.RLock()
         self._patched: list[tuple[Any, str, Any]] = []
@@ -572,7 +572,7 @@ class Disk:
         return self.image(f"{target}/")
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and all that is in it."""
+        """Remove a folder and its content."""
         for name, node in reversed([*self._folder_at(path).walk("names")]):
             below = self.root / path / name
             below.rmdir() if isinstance(node, Folder) else below.unlink()

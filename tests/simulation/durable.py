@@ -93,7 +93,7 @@ class _Renaming(NamedTuple):
 
 
 class Durable:
-    """The model. ``tree``: the modelled folder. ``count``: the number of operations so far."""
+    """The model. ``tree``: the modelled folder. ``count``: the number of recorded operations."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.names_model = dice, dice.choice(NAMES)

@@ -51,14 +51,14 @@ class Faults:
         self._world.disk.hook = self._before
 
     async def run(self) -> None:
-        """Cause one fault after the other until cancelled."""
+        """Cause faults sequentially until cancelled."""
         while not self.is_calm and self._kinds:
             await trio.sleep(self._dice.expovariate(1 / self._mean_s))
             with trio.CancelScope(shield=True):  # restart the stopped processes even when cancelled
                 await self._apply(self._dice.choice(self._kinds))
 
     async def mend(self) -> None:
-        """End all faults, and wait until the server is well. A shard with a broken log must be
+        """Stop all faults, and wait until the server is ready. A shard with a broken log must be
         restarted.
         """
         world = self._world
@@ -141,8 +141,8 @@ class Faults:
         await self._world.ready()
 
     async def _lose_power_at_work(self) -> None:
-        """Lose power during some disk operation or shortly after it. Most of the time nothing is
-        done.
+        """Lose power during some disk operation or shortly after it. Usually no operation is in
+        progress.
         """
         self._operations, self._is_at_work = 1 + int(self._dice.random() ** 3 * 300), trio.Event()
         with trio.move_on_after(UP_MAX_S):

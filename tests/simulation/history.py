@@ -1,9 +1,9 @@
 """The history: requests, responses and events of the server in one ordered list.
 
-Every entry has the number of the moment at which it was noted (``began``, ``ended``, ``number``):
-all come from one count, so ``a.ended < b.began`` means that ``a`` was over when ``b`` began. Times
-(``at``) are seconds of the monotonic clock since the begin of the run, and only for people and for
-bounds of time.
+Every entry has the number of the moment at which it was recorded (``began``, ``ended``,
+``number``). All numbers come from one counter, so ``a.ended < b.began`` means that ``a`` had ended
+when ``b`` began. Times (``at``) are seconds of the monotonic clock since the start of the run. They
+are only used in reports and for time limits.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Happened(msgspec.Struct, tag=True):
     """An event of the server, caused from outside or by the server itself.
 
     kill      the process ``who`` ("front", "shard 0", "everything") died; the machine continues
-    power     the machine lost its power: every process died, and what was not synced may be lost
-    stop      all processes were requested to stop, and did
-    start     everything started (again); ``who`` restarts automatically after a kill
+    power     the machine lost its power: every process died, and unsynced data may be lost
+    stop      all processes were requested to stop, and have stopped
+    start     all processes were started; after a kill, ``who`` is restarted automatically
     clock     the wall clock jumped by ``value`` s
-    fault     the disk of ``who`` refuses, fails or hangs as ``how`` describes
+    fault     the disk of ``who`` refuses calls, fails or hangs, as ``how`` describes
     mended    the disk works again
-    key       ``who`` was "added" to the keys, or "removed": ``how``
-    damaged   a shard has found its data damaged and stays down
+    key       the key ``who`` was "added" or "removed": ``how``
+    damaged   a shard has detected damage of its data and stays down
     quiet     only "final" sends requests from now on; all faults have ended, all processes run
     """
 

@@ -174,18 +174,18 @@ class Judge:
             one.began < call.ended and call.began < one.ended for one in topic.refused_deletes
         )
         if code == "topic_not_found" and shown is not None and not is_going:
-            sentence = f"{what}, though the topic is there"
+            sentence = f"{what}, although the topic exists"
             self.tell("answers", route.name, sentence, shown.began, call.began)
         if route.kind == "PUT topics/x" and answer.get("created") and shown is not None:
-            sentence = "it is created though it is there"
+            sentence = "it is created although it exists"
             self.tell("epochs", route.name, sentence, shown.began, call.began)
         kinds = topic.may("type", call.began, call.ended)
         if code == "not_a_queue" and kinds == {"queue"} and shown is not None:
-            self.tell("answers", route.name, f"{what}, though it is a queue", call.began)
+            self.tell("answers", route.name, f"{what}, although it is a queue", call.began)
         own = call.body.get("config") or {} if isinstance(call.body, dict) else {}
         discards = topic.may("discard", 0, call.ended) | {own.get("discard", "old")}
         if code == "topic_full" and discards == {"old"}:
-            self.tell("answers", route.name, f"{what} though it discards the old", call.began)
+            self.tell("answers", route.name, f"{what} although it discards old records", call.began)
         if fate_of(call) == DONE and route.kind in ("PUT topics/x", "GET topics/x"):
             self.check_config(topic, call, answer)
         if fate_of(call) == DONE and route.kind == "POST topics/x":
@@ -221,7 +221,7 @@ class Judge:
         # a session has the key of the client that created it
         is_of_session = route_of(call).kind == "GET watch/x"
         if call.status == 401 and not (may_be_old or may_be_new or is_of_session):
-            self.tell("access", "", f"{what}, though the key is good", call.began)
+            self.tell("access", "", f"{what}, although the key is valid", call.began)
         # a work stream reports jobs late
         is_watch = route_of(call).kind in ("GET watch", "GET watch/x")
         heard = [
@@ -233,7 +233,7 @@ class Judge:
         if removed is not None and is_requested and call.status not in (401, 429, 503):
             until_s = removed.at + KEY_S
             if call.at > until_s or any(said.at > until_s for said in heard):
-                sentence = f"{what}, though its key was removed"
+                sentence = f"{what}, although its key was removed"
                 self.tell("access", "", sentence, removed.number, call.began)
 
     def check_config(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ class Judge:
         caps = topic.may("cap_records", call.began, call.ended)
         is_cut = 0 not in caps and topic.may("discard", 0, call.ended) == {"old"}
         if is_cut and answer.get("count", 0) > max(caps):
-            sentence = f"it counts {answer['count']} records above its cap {max(caps)}"
+            sentence = f"its count of {answer['count']} records exceeds its cap {max(caps)}"
             self.tell("config", topic.name, sentence, call.began)
 
     def check_appended(self, call: Call, answer: dict[str, Any]) -> None:
@@ -260,9 +260,10 @@ class Judge:
         is_whole = count == last - first + 1 and answer.get("head_seq") == last
         if not is_whole or (seqs is not None and seqs != [*range(first, last + 1)]):
             told = {name: answer.get(name) for name in ("first_seq", "last_seq", "count", "seqs")}
-            self.tell("seqs", answer["topic"], f"an append's answer is no run: {told}", call.began)
+            sentence = f"the seqs of an append are not contiguous: {told}"
+            self.tell("seqs", answer["topic"], sentence, call.began)
         if count != asked and not answer.get("deduped"):
-            sentence = f"an append of {asked} records is answered with {count}"
+            sentence = f"the response to an append of {asked} records has {count}"
             self.tell("seqs", answer["topic"], sentence, call.began)
 
     # Collection
@@ -314,7 +315,7 @@ class Judge:
         node, gap = body.get("node"), answer["tombstone"]
         is_anew = gap is not None and gap["reason"] == "recreated"
         if body.get("epoch") not in (None, answer.get("epoch")) and not is_anew:
-            sentence = f"a reader of the epoch {body['epoch']} is not told of another"
+            sentence = f"a reader of epoch {body['epoch']} is not notified of another epoch"
             self.tell("epochs", name, sentence, call.began)
         low, high, head = body.get("from_seq", 0), answer["next_from_seq"], answer["head_seq"]
         low = min(answer["earliest_seq"] - 1, head) if is_anew else low
@@ -334,10 +335,10 @@ class Judge:
         if len(seqs) > limit:
             self.tell("readers", name, f"{len(seqs)} records on a page of {limit}", call.began)
         if answer["caught_up"] != (high >= head) or answer["lag"] != max(0, head - high):
-            sentence = f"a page to {high} of {head} has caught_up and lag wrong"
+            sentence = f"a page to {high} of {head} has a wrong caught_up or lag"
             self.tell("readers", name, sentence, call.began)
         if low > head and body.get("epoch") is None:
-            self.tell("epochs", name, f"{low} is above the head {head}, untold", call.began)
+            self.tell("epochs", name, f"{low} is above the head {head}, unreported", call.began)
         self.check_page(reading)
         is_by_floor = gap is not None and gap["reason"] in ("cap", "ttl")
         if is_by_floor and gap["gap_to"] != answer["earliest_seq"] - 1:
@@ -350,20 +351,20 @@ class Judge:
         if gap is not None:
             # seqs in between were removed without a report
             if not low < gap["gap_from"] <= gap["gap_to"]:
-                sentence = f"from {low} comes the gap {gap['gap_from']} to {gap['gap_to']}"
+                sentence = f"the gap {gap['gap_from']} to {gap['gap_to']} follows cursor {low}"
                 self.tell("readers", reading.topic, sentence, reading.entry)
             low = gap["gap_to"]
         ends = [low, *seqs, reading.high + 1]
         if any(a >= b for a, b in pairwise(ends)) and (seqs or gap):
-            sentence = f"from {low} to {reading.high} come {seqs}: not in order"
+            sentence = f"between {low} and {reading.high} the seqs are not in order: {seqs}"
             self.tell("readers", reading.topic, sentence, reading.entry)
         if reading.high > max(reading.head, low):
-            sentence = f"a reader stands at {reading.high}, above the head {reading.head}"
+            sentence = f"a reader is at {reading.high}, above the head {reading.head}"
             self.tell("readers", reading.topic, sentence, reading.entry)
         if reading.nodes and self.model.topic(reading.topic).may("dedupe_node") == {True}:
             own = [one["$seq"] for one in reading.records if one.get("$node") in reading.nodes]
             if own:
-                sentence = f"a node is shown records of its own: {own}"
+                sentence = f"a node receives its own records: {own}"
                 self.tell("readers", reading.topic, sentence, reading.entry)
 
     def collect_streams(self) -> None:
@@ -435,7 +436,7 @@ class Judge:
         for member in names:
             value = record.get(member)
             if known.record.setdefault(member, value) != value:
-                sentence = f"{member} of record {known.seq} is {value!r}, to others it was"
+                sentence = f"{member} of record {known.seq} is {value!r}, for other readers it was"
                 sentence += f" {known.record[member]!r}"
                 self.tell("stable", name, sentence, known.entry, reading.entry)
         if reading.has_tags:
@@ -470,12 +471,12 @@ class Judge:
         known.born = min(one.call.began for one in fitting)
         known.born_at = min(one.call.at for one in fitting)
         if known.born > reading.ended:
-            self.tell("phantoms", name, f"record {known.seq} is from later", reading.entry)
+            self.tell("phantoms", name, f"record {known.seq} precedes its append", reading.entry)
         sent = fitting[0].records[i]
         if record["data"] != sent["data"] or (
             reading.has_meta and own_meta(record) != own_meta(sent)
         ):
-            sentence = f"record {known.seq} ({by} {n} {i}) is not what was sent: {record}"
+            sentence = f"record {known.seq} ({by} {n} {i}) differs from its append: {record}"
             self.tell("stable", name, sentence, fitting[0].call.began, reading.entry)
         if reading.has_tags and record.get("$tag") not in (sent.get("tag"), None):
             sentence = f"record {known.seq} has the tag {record.get('$tag')!r}"
@@ -504,7 +505,7 @@ class Judge:
         for seq, record, origin in zip(append.seqs, append.records, origins, strict=True):
             known = incarnation.known(seq)
             if known.origin is not None and origin is not None and known.origin != origin:
-                sentence = f"seq {seq} is {known.origin}, an append was told it is {origin}"
+                sentence = f"seq {seq} is {known.origin}, a response to an append names {origin}"
                 self.tell("seqs", topic.name, sentence, known.entry, call.began)
                 continue
             known.origin, known.tag, known.is_tag_known = origin, record.get("tag"), True
@@ -628,7 +629,7 @@ class Judge:
                         told.setdefault(known.seq, reading)
             for seq in shown:
                 if seq in told and told[seq].ended < reading.began and not reading.is_live:
-                    sentence = f"record {seq} is shown after it was told lost"
+                    sentence = f"record {seq} is returned after it was reported as lost"
                     self.tell("readers", topic.name, sentence, told[seq].entry, reading.entry)
                 self.check_removed(topic, incarnation.records[seq], reading)
                 self.check_age(topic, incarnation.records[seq], reading)
@@ -661,11 +662,11 @@ class Judge:
         known = incarnation.records.get(seq)
         where = f"a reader of ({reading.low}, {reading.high}]"
         if known is None or known.since == NEVER:
-            sentence = f"{where} is not told why there is no record {seq}"
+            sentence = f"{where} is not notified of the missing record {seq}"
             self.tell("seqs", topic.name, sentence, reading.entry)
             return
         is_acked = "acknowledged" if known.acked < NEVER else "shown"
-        sentence = f"{where} gets no record {seq}, which was {is_acked}, and is not told"
+        sentence = f"{where} gets no record {seq}, which was {is_acked}, and no gap"
         self.tell("durability", topic.name, sentence, known.entry, reading.entry)
 
     def check_gap(
@@ -679,7 +680,7 @@ class Judge:
         )
         is_dest = any(topic.name in targets for targets in self.ways.values())
         if not may_evict and not is_dest and not [*self.model.deaths_of(topic, 0, last)]:
-            sentence = f"{gap['gap_from']} to {gap['gap_to']} are told lost, and nothing takes any"
+            sentence = f"{gap['gap_from']} to {gap['gap_to']} are reported as lost without a cause"
             self.tell("durability", topic.name, sentence, reading.entry)
             return
         for known in incarnation.between(gap["gap_from"], gap["gap_to"]):
@@ -691,7 +692,7 @@ class Judge:
             ):
                 continue
             is_acked = "acknowledged" if known.acked < NEVER else "shown"
-            sentence = f"record {seq}, which was {is_acked}, is told lost ({gap['reason']})"
+            sentence = f"record {seq}, which was {is_acked}, is reported as lost ({gap['reason']})"
             self.tell("durability", topic.name, sentence, known.entry, reading.entry)
 
     def may_be_evicted(self, topic: Topic, known: Known, reading: Reading) -> bool:
@@ -707,7 +708,7 @@ class Judge:
         if reading.is_live or known.removed >= reading.began:
             return
         if not self.model.may_undo(topic, known.remover, reading.ended):
-            sentence = f"record {known.seq} is shown after it was deleted"
+            sentence = f"record {known.seq} is returned after it was deleted"
             self.tell("deletes", topic.name, sentence, known.remover, reading.entry)
 
     def check_age(self, topic: Topic, known: Known, reading: Reading) -> None:
@@ -721,7 +722,7 @@ class Judge:
         born_at = max(known.acked_at, stamped_at)
         until_s = born_at + max(ttl) / 1000 + self.model.jumped_s() + TICK_S
         if self.model.at(reading.began) > until_s:
-            sentence = f"record {known.seq} is shown after its {max(ttl)} ms"
+            sentence = f"record {known.seq} is returned after its age limit of {max(ttl)} ms"
             self.tell("deletes", topic.name, sentence, known.entry, reading.entry)
 
     def check_heads(self, topic: Topic, incarnation: Incarnation) -> None:
@@ -760,7 +761,7 @@ class Judge:
                 index = bisect_left(moments, call.began)
                 if index and highest[index - 1].seq >= append.seqs[0]:
                     known = highest[index - 1]
-                    sentence = f"an append is given seq {append.seqs[0]}"
+                    sentence = f"an append gets seq {append.seqs[0]}"
                     sentence += f" after record {known.seq} was known"
                     self.tell("seqs", topic.name, sentence, known.entry, call.began)
 
@@ -784,7 +785,7 @@ class Judge:
             most = self.most(topic.name, origin, ()) if len(knowns) > 1 else 1
             if len(knowns) > most:
                 seqs = [one.seq for one in knowns]
-                sentence = f"{origin} stands there at {seqs}, at most {int(most)} may"
+                sentence = f"{origin} is stored at {seqs}, but at most {int(most)} is permitted"
                 self.tell("once", topic.name, sentence, *(one.entry for one in knowns))
         if self.is_returned(topic) or topic.name in reachable(
             self.ways, self.ways.get(topic.name, ())
@@ -800,7 +801,7 @@ class Judge:
                 continue  # a copy of a copy
             other = stamps.setdefault(stamp["key"], known)
             if other is not known and not self.may_lose_copies(topic):
-                sentence = f"{stamp['key']} stands there at {other.seq} and {known.seq}"
+                sentence = f"{stamp['key']} is stored at {other.seq} and {known.seq}"
                 self.tell("once", topic.name, sentence, other.entry, known.entry)
 
     def is_returned(self, topic: Topic) -> bool:
@@ -893,7 +894,7 @@ class Judge:
                     other is not one and self.may_know_key(topic, other.call, one.call)
                     for other in appends
                 ):
-                    sentence = f"the key {key} is deduped, and nobody used it in its window"
+                    sentence = f"the key {key} is deduped, but was not used within its window"
                     self.tell("once", topic.name, sentence, one.call.began)
             for one, other in pairwise(answered):
                 last = max(one.call, other.call, key=self.model.until)
@@ -903,7 +904,7 @@ class Judge:
                     sentence = f"the key {key} has the seqs {[*one.seqs]} and {[*other.seqs]}"
                     self.tell("once", topic.name, sentence, one.call.began, other.call.began)
                 elif one.call.ended < other.call.began and not other.call.answer["deduped"]:
-                    sentence = f"the key {key} is used again and not deduped"
+                    sentence = f"the key {key} is reused but not deduped"
                     self.tell("once", topic.name, sentence, one.call.began, other.call.began)
 
     def check_epochs(self, topic: Topic) -> None:
@@ -914,7 +915,7 @@ class Judge:
         for one, other in pairwise(topic.observed):
             first, last = min(one[0], other[0]), max(one[1], other[1])
             if one[2] != other[2] and not topic.may_be_deleted(first, last) and not damaged:
-                sentence = f"the epoch is {other[2]}, it was {one[2]}, and nobody has deleted it"
+                sentence = f"the epoch is {other[2]}, it was {one[2]} without a delete in between"
                 self.tell("epochs", topic.name, sentence, one[0], other[0])
         for began, until, call in topic.deletes:
             if fate_of(call) != DONE:
@@ -922,11 +923,11 @@ class Judge:
             before = {epoch for _, ended, epoch in topic.observed if ended < began}
             for seen, _, epoch in topic.observed:
                 if seen > until and epoch in before:
-                    sentence = f"epoch {epoch} is there again after its delete"
+                    sentence = f"epoch {epoch} is returned again after its delete"
                     self.tell("epochs", topic.name, sentence, call.began, seen)
             for sure in topic.certain:
                 if sure[0] > until and not any(maker >= began for maker in topic.makers):
-                    sentence = "it answers after it was deleted"
+                    sentence = "it responds after it was deleted"
                     self.tell("epochs", topic.name, sentence, call.began, sure[0])
 
     def check_power(self, topic: Topic, incarnation: Incarnation) -> None:
@@ -951,14 +952,14 @@ class Judge:
                     if not born < lost.acked < death.noted or lost.gone < NEVER or lost.seq >= kept:
                         continue
                     if self.moved_from(topic, incarnation, lost.seq, lost) == NEVER:
-                        sentence = f"a power loss took {lost.seq} and left {kept}"
+                        sentence = f"a power loss removed {lost.seq} but kept {kept}"
                         self.tell("durability", topic.name, sentence, death.noted, one.entry)
 
     # Queues
 
     def check_leases(self, topic: Topic, incarnation: Incarnation) -> None:
-        """Check that a job has one lease holder at a time and is delivered no more often than
-        counted.
+        """Check that a job has one lease holder at a time, and that its number of deliveries
+        increases and is within its limit.
         """
         for seq, found in incarnation.deliveries.items():
             known = incarnation.records[seq]
@@ -975,14 +976,14 @@ class Judge:
                 if not self.may_follow(topic, one, other) and not (
                     other.began <= one.ended and self.may_follow(topic, other, one)
                 ):
-                    sentence = f"job {seq} is leased to {other.node} while {one.node} has it"
+                    sentence = f"job {seq} is leased to {other.node} while {one.node} holds it"
                     self.tell("queues", topic.name, sentence, one.entry, other.entry)
                 if (
                     one.ended < other.began
                     and other.count <= one.count
                     and not self.lost_count(topic, one.began, other.ended)
                 ):
-                    sentence = f"delivery {other.count} of job {seq} comes after {one.count}"
+                    sentence = f"delivery {other.count} of job {seq} follows delivery {one.count}"
                     self.tell("queues", topic.name, sentence, one.entry, other.entry)
 
     def check_delivery(
@@ -1063,7 +1064,7 @@ class Judge:
             return False
         said = self.model.said[one.stream]
         if said[-1].event == END and (said[-1].data == LOST or said[-1].number <= last):
-            return True  # a client learns late that it has lost its stream
+            return True  # the client detects the loss of its stream late
         heard_at = max(each.at for each in said if each.number <= last)
         return self.model.at(last) > heard_at + SLOW_S or any(
             one.stream < number <= last for number in self.model.front_deaths
@@ -1130,10 +1131,10 @@ class Judge:
     ) -> None:
         """Check that each settled job was held by the client that settled it."""
         if not mine:
-            sentence = f"{settle.node} {settle.what}s job {seq}, which it never had by this lease"
+            sentence = f"{settle.node} {settle.what}s job {seq}, which it never held by this lease"
             self.tell("queues", topic.name, sentence, settle.call.began)
         elif all(self.over_by(topic, one) + TICK_S < settle.call.at for one in mine):
-            sentence = f"{settle.node} {settle.what}s job {seq}, whose lease is over"
+            sentence = f"{settle.node} {settle.what}s job {seq}, whose lease has expired"
             self.tell("queues", topic.name, sentence, mine[-1].entry, settle.call.began)
         latest = max((one.ended for one in mine), default=NEVER)
         for other in found:
@@ -1176,7 +1177,7 @@ class Judge:
             and self.is_held(topic, last, settle)
             and not self.model.may_lose(topic, known, call.ended)
         ):
-            sentence = f"{settle.node} holds job {known.seq}, and its {settle.what} is skipped"
+            sentence = f"{settle.node} holds job {known.seq}, but its {settle.what} is skipped"
             self.tell("queues", topic.name, sentence, last.entry, call.began)
 
     def check_moves(self) -> None:
@@ -1228,7 +1229,7 @@ class Judge:
             return  # a change of the config makes jobs claimable that are being moved
         for one in source.deliveries.get(seq, ()):
             if dead.seen < one.began:
-                sentence = f"job {seq} is delivered, though it is a dead letter in {topic.name}"
+                sentence = f"job {seq} is delivered, although it is a dead letter in {topic.name}"
                 self.tell("queues", queue.name, sentence, dead.entry, one.entry)
 
     # Final state
@@ -1322,14 +1323,14 @@ class Judge:
             }
             for name, value in expected.items():
                 if answer[name] != value:
-                    sentence = f"{name} is {answer[name]}, reading it gives {value}"
+                    sentence = f"{name} is {answer[name]}, but a read returns {value}"
                     self.tell("counters", topic.name, sentence, entry, chain[0].entry)
             queue = answer.get("queue")
             if queue is not None:
                 jobs = queue["ready"] + queue["in_flight"] + queue.get("delayed", 0)
                 is_less = jobs < len(seqs) and not any(one.what == "nack" for one in topic.settles)
                 if (jobs > len(seqs) or is_less) and not topic.ever("max_deliveries"):
-                    sentence = f"{queue} are not the {len(seqs)} jobs that it holds"
+                    sentence = f"{queue} differ from its {len(seqs)} jobs"
                     self.tell("counters", topic.name, sentence, entry, chain[0].entry)
 
     def check_moved(
@@ -1360,7 +1361,7 @@ class Judge:
                 and not is_found(known.origin)
                 and not any(self.is_lossy(self.model.topic(name), moved) for name in targets)
             ):
-                sentence = f"job {known.seq} is neither there nor in {sorted(targets)}"
+                sentence = f"job {known.seq} is neither in its queue nor in {sorted(targets)}"
                 self.tell("queues", topic.name, sentence, known.entry, chain[0].entry)
 
     def is_lossy(self, topic: Topic, first: int = 0) -> bool:
@@ -1474,7 +1475,7 @@ class Judge:
         if not source.redrives and not any(topic.redrives for topic in self.model.topics.values()):
             for one, other in pairwise(placed):
                 if other < one:
-                    sentence = f"copies of {source.name} stand in another order: {origins[one]}"
+                    sentence = f"copies of {source.name} are in another order: {origins[one]}"
                     sentence += f" before {origins[other]}"
                     self.tell("routers", dest.name, sentence, copies[0].entry, chain[0].entry)
                     break
@@ -1592,7 +1593,7 @@ class Watch:
             names = self._query.get("topic", ())
             self._at = dict.fromkeys(names, int(self._query["from_seq"][0]))
         self._epochs: dict[str, int] = {}
-        self._fresh = set(self._at)  # topics without an event so far
+        self._fresh = set(self._at)  # topics without a received event
         self._anew: set[str] = set()  # topics that were just recreated
 
     def _option(self, name: str, default: Any) -> Any:
@@ -1638,7 +1639,7 @@ class Watch:
             self._anew.discard(name)
             begin = max(begin, at or 0)
         if at is not None and begin < at and not is_first:
-            sentence = f"a stream at {at} is given {said.event} from {begin}"
+            sentence = f"a stream at {at} receives {said.event} from {begin}"
             self._judge.tell("readers", name, sentence, self._call.began, said.number)
         self._at[name] = end
         low = begin if at is None else min(at, begin)

@@ -639,7 +639,7 @@ def sources_of(append: Append) -> Iterator[str]:
 
 
 def origin_of(record: dict[str, Any]) -> Origin | None:
-    """Return the append and record of which this is the original or a copy."""
+    """Return the append and the index of a record. Copies have those of their original."""
     data = record.get("data")
     if isinstance(data, dict) and {"by", "n", "i"} <= data.keys():
         return data["by"], data["n"], data["i"]

@@ -30,7 +30,7 @@ class Process:
         self.ended = trio.Event()
 
     def thread_failed(self, error: BaseException) -> None:
-        """Record that a thread has raised an exception, which ends the process."""
+        """Record that a thread has raised an exception, which terminates the process."""
         if not self.is_dead:
             self.failure = self.failure or error
 

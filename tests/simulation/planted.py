@@ -1,27 +1,28 @@
 # mypy: disable-error-code="assignment, method-assign, attr-defined, misc"
-"""Faults that are planted in the server, one at a time, to see that the simulation finds them.
+"""Faults that are planted in the server, one at a time, to check that the simulation finds them.
 
-    python -m tests.simulation --seeds 200 --plant "forgotten deletes" --cut 900
+    python -m tests.simulation --seeds 200 --plant "lost deletes" --cut 900
 
-The seed that finds a fault changes with every change of the server's timing; `test_planted` names
-some. Each of these was found by one of the seeds 1 to 25, most of them within 1,800 s:
+The seed that finds a fault may change with every change of the server's timing. `test_planted`
+contains some. Each of these faults was found by one of the seeds 1 to 25, most of them within
+1,800 s:
 
-    removals before a refusal, forgotten deletes, counts with deleted records, redrives that end
-    before their copies, acks that are not logged, deliveries that are not counted, seqs given
-    again, feeds that skip a page, lost delays, syncs that are skipped, checkpoints that
-    are not synced, cursors that are not replayed, names that are not synced, tombstones off by
-    one, configs that are not logged, deletes by tag without segments, acks of earlier leases,
-    keys that are not read again, epochs given again, forgotten keys, groups without room that
-    are acknowledged, caps that take one too many, writes by path, counts that end with a stop
+    removals before a refusal, lost deletes, counts with deleted records, redrives that end before
+    their copies, acks that are not logged, deliveries that are not counted, seqs assigned twice,
+    feeds that skip a page, lost delays, syncs that are skipped, checkpoints that are not synced,
+    cursors that are not replayed, names that are not synced, tombstones off by one, configs that
+    are not logged, deletes by tag without segments, acks of earlier leases, keys that are not
+    reloaded, epochs assigned twice, lost keys, groups without space that are acknowledged, caps
+    that accept one too many, writes by path, counts that a stop loses
 
 Found by seed 54: moves without their source; by seed 160: backups during redrives.
 
-Not found by 12 to 24 such seeds: moves without keys, moves that take a refusal for a success, moves
-that are not logged, forgotten keys of segments, torn tails that stay, syncs that are tried again,
-answers before the sync, keys that outlive their window, nacks without their delay after a restart,
-copies from where their source believes, filters that find too much, full dests that miss copies,
-cursors of any epoch, puts that log no leases. Most of them need a rare moment: a kill between two
-writes of one move, or a power loss within a sync.
+Not found by 12 to 24 such seeds: moves without keys, moves that ignore a refusal, moves that are
+not logged, lost keys of segments, torn tails that are kept, syncs that are retried, responses
+before the sync, keys that outlive their window, nacks without their delay after a restart, copies
+from the cursor of their source, filters that match too much, full dests that miss copies, cursors
+of any epoch, puts that log no leases. Most of them have an effect only in rare cases: a kill
+between two writes of one move, or a power loss during a sync.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def moves_without_keys() -> None:
 
 
 @plant
-def moves_that_take_a_refusal_for_a_success() -> None:
+def moves_that_ignore_a_refusal() -> None:
     async def append(*args: Any) -> dict[int, TopicsError]:
         await real(*args)
         return {}
@@ -231,7 +232,7 @@ def lost_delays() -> None:
 
 
 @plant
-def torn_tails_that_stay() -> None:
+def torn_tails_that_are_kept() -> None:
     def end_log(files: list[Any], *_: object, **__: object) -> int:
         for file in files[-1:]:
             file.sync()
@@ -241,7 +242,7 @@ def torn_tails_that_stay() -> None:
 
 
 @plant
-def seqs_given_again() -> None:
+def seqs_assigned_twice() -> None:
     real = shard_recovery.start.decide
     decide = staticmethod(lambda *args, **more: real(*args, **more | {"clean": True}))
     shard_recovery.start = type("Start", (), {"decide": decide})
@@ -260,7 +261,7 @@ def syncs_that_are_skipped() -> None:
 
 
 @plant
-def syncs_that_are_tried_again() -> None:
+def syncs_that_are_retried() -> None:
     real = wal_file.WalFile.sync
 
     def sync(self: Any) -> None:
@@ -273,7 +274,7 @@ def syncs_that_are_tried_again() -> None:
 
 
 @plant
-def answers_before_the_sync() -> None:
+def responses_before_the_sync() -> None:
     def sync(real: Callable[..., bool], self: WalWriter, lsn: int) -> bool:
         self.state.report(LogProgress(lsn, lsn, 0.0, 0.0))
         return real(self, lsn)
@@ -282,7 +283,7 @@ def answers_before_the_sync() -> None:
 
 
 @plant
-def groups_without_room_that_are_acknowledged() -> None:
+def groups_without_space_that_are_acknowledged() -> None:
     def lose(real: Callable[..., None], self: GroupCommit, error: OSError) -> None:
         if isinstance(error, NoSpace):
             for each in [*self._pending()]:
@@ -322,7 +323,7 @@ def configs_that_are_not_logged() -> None:
 
 
 @plant
-def epochs_given_again() -> None:
+def epochs_assigned_twice() -> None:
     def new_topic(real: Callable[..., Topic], self: TopicTable, *args: Any) -> Topic:
         topic = real(self, *args)
         topic.epoch = args[-1].ts
@@ -340,7 +341,7 @@ def counts_with_deleted_records() -> None:
 
 
 @plant
-def caps_that_take_one_too_many() -> None:
+def caps_that_accept_one_too_many() -> None:
     real = retention._cut_point
 
     def cut_point(topic: Topic, over_count: int, over_bytes: int, store: Any) -> int:
@@ -421,7 +422,7 @@ def puts_that_log_no_leases() -> None:
 
 
 @plant
-def counts_that_end_with_a_stop() -> None:
+def counts_that_a_stop_loses() -> None:
     def ledgers(real: Callable[..., Any], self: Jobs, now: Any, **more: Any) -> Any:
         return real(self, now, with_leases=more["with_leases"])
 
@@ -432,7 +433,7 @@ def counts_that_end_with_a_stop() -> None:
 
 
 @plant
-def keys_that_are_not_read_again() -> None:
+def keys_that_are_not_reloaded() -> None:
     KeyReload.advance = lambda self, now: setattr(self, "next_at", math.inf)
 
 
@@ -454,7 +455,7 @@ def cursors_that_are_not_replayed() -> None:
 
 
 @plant
-def copies_from_where_their_source_believes() -> None:
+def copies_from_the_cursor_of_their_source() -> None:
     real = forwards.Forwards._taker
 
     def taker(self: Any, target: Any, params: Any, settle: Any) -> Any:
@@ -468,7 +469,7 @@ def copies_from_where_their_source_believes() -> None:
 
 
 @plant
-def filters_that_find_too_much() -> None:
+def filters_that_match_too_much() -> None:
     real = picking._in_tags
 
     def in_tags(view: Any, match: Any, start: int, stop: int) -> Any:

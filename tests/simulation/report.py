@@ -1,4 +1,4 @@
-"""Print a run for people: the entries around a violation."""
+"""A readable report of a run: the entries around a violation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The records of backups, each restored outside of the simulated disk.
 
 The pages of a restored topic are added to the history as calls, as if a client had read the topic
-at the moment of the backup. They begin and end with the backup request. So the judge compares them
-with all records that other clients received.
+at the moment of the backup. They have the start and the end of the backup request. So the judge
+compares them with all records that other clients received.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One seed: its world, from the first start to the verdict.
 
-Time and randomness are replaced for the complete process, so each seed runs in a process of its
-own. That process is a fork of one that has imported everything. The result does not depend on hash
-seeds or memory addresses.
+Time and randomness are replaced for the complete process, so each seed runs in a separate process,
+which is a fork of a process that has imported all modules. The result does not depend on hash seeds
+or memory addresses.
 """
 
 from __future__ import annotations

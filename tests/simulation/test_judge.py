@@ -193,7 +193,7 @@ def a_class_that_outlives_kills(story: Story, right: bool) -> None:
     story.page(gap=(1, 1, "mixed")) if right else story.page(head=1)
 
 
-@case("durability", "record 1, which was acknowledged, is told lost")
+@case("durability", "record 1, which was acknowledged, is reported as lost")
 def what_only_a_power_loss_takes(story: Story, right: bool) -> None:
     story.make(durability="disk")
     story.append(1, 1)
@@ -202,7 +202,7 @@ def what_only_a_power_loss_takes(story: Story, right: bool) -> None:
     story.page(gap=(1, 1, "mixed"))
 
 
-@case("durability", "is told lost (mixed)")
+@case("durability", "is reported as lost (mixed)")
 def what_a_power_loss_does_not_take(story: Story, right: bool) -> None:
     story.make(durability="disk" if right else "fsync")
     story.append(1, 1)
@@ -210,7 +210,7 @@ def what_a_power_loss_does_not_take(story: Story, right: bool) -> None:
     story.page(gap=(1, 1, "mixed"))
 
 
-@case("durability", "a power loss took 1 and left 2")
+@case("durability", "a power loss removed 1 but kept 2")
 def a_prefix_that_survives(story: Story, right: bool) -> None:
     story.make(durability="disk")
     story.append(1, 1)
@@ -220,7 +220,7 @@ def a_prefix_that_survives(story: Story, right: bool) -> None:
     story.page(*([1] if right else [2]), gap=None if right else (1, 1, "mixed"))
 
 
-@case("durability", "1 to 1 are told lost, and nothing takes any")
+@case("durability", "1 to 1 are reported as lost without a cause")
 def a_loss_without_a_cause(story: Story, right: bool) -> None:
     story.make(cap_records=1 if right else 0)
     story.append(1, 1)
@@ -228,7 +228,7 @@ def a_loss_without_a_cause(story: Story, right: bool) -> None:
     story.page(2, gap=(1, 1, "cap"))
 
 
-@case("durability", "record 2, which was acknowledged, is told lost (cap)")
+@case("durability", "record 2, which was acknowledged, is reported as lost (cap)")
 def what_a_cap_leaves(story: Story, right: bool) -> None:
     story.make(cap_records=2)
     for seq in (1, 2, 3):
@@ -236,7 +236,7 @@ def what_a_cap_leaves(story: Story, right: bool) -> None:
     story.page(*([2, 3] if right else [3]), gap=(1, 1 if right else 2, "cap"))
 
 
-@case("once", "stands there at [1, 2], at most 1 may")
+@case("once", "is stored at [1, 2], but at most 1 is permitted")
 def one_append(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 0, status=None)
@@ -253,20 +253,20 @@ def a_key(story: Story, right: bool) -> None:
     story.page(1, 2)
 
 
-@case("once", "the key k is used again and not deduped")
+@case("once", "the key k is reused but not deduped")
 def a_key_that_is_known(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1, idempotency_key="k")
     story.append(1, 1, idempotency_key="k", deduped=right)
 
 
-@case("once", "deduped, and nobody used it in its window")
+@case("once", "deduped, but was not used within its window")
 def a_key_that_is_new(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1, idempotency_key="k", deduped=not right)
 
 
-@case("once", "deduped, and nobody used it in its window")
+@case("once", "deduped, but was not used within its window")
 def a_key_that_is_old(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1, idempotency_key="k")
@@ -274,7 +274,7 @@ def a_key_that_is_old(story: Story, right: bool) -> None:
     story.append(1, 1, idempotency_key="k", deduped=True)
 
 
-@case("seqs", "is not told why there is no record 2")
+@case("seqs", "is not notified of the missing record 2")
 def seqs_without_holes(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1)
@@ -282,7 +282,7 @@ def seqs_without_holes(story: Story, right: bool) -> None:
     story.page(1, 2 if right else 3)
 
 
-@case("seqs", "an append was told it is")
+@case("seqs", "a response to an append names")
 def one_record_for_a_seq(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1)
@@ -306,7 +306,7 @@ def times_that_go_up(story: Story, right: bool) -> None:
     story.page(1, 2)
 
 
-@case("seqs", "an append of 2 records is answered with 1")
+@case("seqs", "append of 2 records has 1")
 def a_whole_batch(story: Story, right: bool) -> None:
     story.make()
     began = story.append(1, 1, count=2)
@@ -335,7 +335,7 @@ def the_same_bytes(story: Story, right: bool) -> None:
     story.page(1)
 
 
-@case("stable", "is not what was sent")
+@case("stable", "differs from its append")
 def the_bytes_that_were_sent(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1, meta={"a": 1})
@@ -370,7 +370,7 @@ def a_page_in_order(story: Story, right: bool) -> None:
     story.page(*([1, 2] if right else [2, 1]))
 
 
-@case("durability", "gets no record 1, which was acknowledged, and is not told")
+@case("durability", "gets no record 1, which was acknowledged, and no gap")
 def a_gap_from_the_cursor(story: Story, right: bool) -> None:
     story.make(cap_records=1)
     for seq in (1, 2, 3):
@@ -378,7 +378,7 @@ def a_gap_from_the_cursor(story: Story, right: bool) -> None:
     story.page(3, gap=(1 if right else 2, 2, "cap"))
 
 
-@case("readers", "is shown after it was told lost")
+@case("readers", "is returned after it was reported as lost")
 def a_loss_for_good(story: Story, right: bool) -> None:
     story.make(cap_records=1)
     story.append(1, 1)
@@ -387,14 +387,14 @@ def a_loss_for_good(story: Story, right: bool) -> None:
     story.page(2, gap=(1, 1, "cap")) if right else story.page(1, 2)
 
 
-@case("readers", "has caught_up and lag wrong")
+@case("readers", "has a wrong caught_up or lag")
 def a_page_that_knows_where_it_is(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1)
     story.page(1, lag=0 if right else 1)
 
 
-@case("readers", "a node is shown records of its own")
+@case("readers", "a node receives its own records")
 def records_of_others(story: Story, right: bool) -> None:
     story.make(dedupe_node=not right)
     story.append(1, 1, node="n")
@@ -411,7 +411,7 @@ def a_stream_that_leaves_out_nothing(story: Story, right: bool) -> None:
     story.watch(shown(1), shown(2, 3) if right else shown(3))
 
 
-@case("readers", "a stream at 2 is given record from 1")
+@case("readers", "a stream at 2 receives record from 1")
 def a_stream_that_repeats_nothing(story: Story, right: bool) -> None:
     story.make()
     for seq in (1, 2, 3):
@@ -428,7 +428,7 @@ def a_stream_that_is_resumed(story: Story, right: bool) -> None:
     story.follow(shown(2, 3) if right else shown(3), last="id1")
 
 
-@case("deletes", "record 1 is shown after it was deleted")
+@case("deletes", "record 1 is returned after it was deleted")
 def a_delete_by_seq(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1)
@@ -437,7 +437,7 @@ def a_delete_by_seq(story: Story, right: bool) -> None:
     story.page(2) if right else story.page(1, 2)
 
 
-@case("deletes", "record 1 is shown after it was deleted")
+@case("deletes", "record 1 is returned after it was deleted")
 def a_delete_by_tag(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1, tag="red:1")
@@ -446,7 +446,7 @@ def a_delete_by_tag(story: Story, right: bool) -> None:
     story.page(2) if right else story.page(1, 2)
 
 
-@case("deletes", "record 1 is shown after its 60000 ms")
+@case("deletes", "record 1 is returned after its age limit of 60000 ms")
 def an_age(story: Story, right: bool) -> None:
     story.make(ttl_ms=60_000)
     story.append(1, 1)
@@ -463,7 +463,7 @@ def a_delete_that_takes_no_more(story: Story, right: bool) -> None:
     story.page(2) if right else story.page(1, head=2)
 
 
-@case("epochs", "is there again after its delete")
+@case("epochs", "is returned again after its delete")
 def an_epoch_that_is_new(story: Story, right: bool) -> None:
     story.make()
     story.call(f"topics/{T}", None, {"topic": T, "deleted": True}, method="DELETE")
@@ -471,7 +471,7 @@ def an_epoch_that_is_new(story: Story, right: bool) -> None:
     story.make()
 
 
-@case("epochs", "a reader of the epoch 1 is not told of another")
+@case("epochs", "a reader of epoch 1 is not notified of another epoch")
 def a_reader_of_an_epoch_that_is_over(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1)
@@ -481,7 +481,7 @@ def a_reader_of_an_epoch_that_is_over(story: Story, right: bool) -> None:
     story.page(1, epoch_read=2 if right else 1)
 
 
-@case("access", "answers 401, though the key is good")
+@case("access", "answers 401, although the key is valid")
 def a_good_key(story: Story, right: bool) -> None:
     story.history.happened("key", "k", "added")
     story.wait(100.0)
@@ -490,7 +490,7 @@ def a_good_key(story: Story, right: bool) -> None:
     story.call("topics", None, "unauthorized", 401, "GET", Authorization="Bearer k")
 
 
-@case("access", "answers 200, though its key was removed")
+@case("access", "answers 200, although its key was removed")
 def a_key_that_was_removed(story: Story, right: bool) -> None:
     story.history.happened("key", "k", "added")
     story.history.happened("key", "k", "removed")
@@ -498,13 +498,13 @@ def a_key_that_was_removed(story: Story, right: bool) -> None:
     story.call("topics", None, {"topics": []}, method="GET", Authorization="Bearer k")
 
 
-@case("epochs", "nobody has deleted it")
+@case("epochs", "without a delete in between")
 def an_epoch_that_stays(story: Story, right: bool) -> None:
     story.make()
     story.page(epoch=1 if right else 2)
 
 
-@case("epochs", "it answers after it was deleted")
+@case("epochs", "it responds after it was deleted")
 def a_topic_that_is_gone(story: Story, right: bool) -> None:
     story.make()
     story.call(f"topics/{T}", None, {"topic": T, "deleted": True}, method="DELETE")
@@ -519,7 +519,7 @@ def a_setting(story: Story, right: bool) -> None:
     story.state(config={**DEFAULTS, "cap_records": 5 if right else 7})
 
 
-@case("config", "counts 3 records above its cap 2")
+@case("config", "count of 3 records exceeds its cap 2")
 def a_cap(story: Story, right: bool) -> None:
     story.make(cap_records=2)
     story.append(1, 1, count=3)
@@ -548,14 +548,14 @@ def codes_of_the_route(story: Story, right: bool) -> None:
     story.call(f"topics/{T}/{'ack' if right else 'diff'}", {}, "not_a_queue", 409)
 
 
-@case("answers", "though the topic is there")
+@case("answers", "although the topic exists")
 def no_404_for_what_is_there(story: Story, right: bool) -> None:
     if not right:
         story.make()
     story.call(f"topics/{T}/diff", {}, "topic_not_found", 404)
 
 
-@case("queues", "is leased to v while w has it")
+@case("queues", "is leased to v while w holds it")
 def one_holder(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -564,7 +564,7 @@ def one_holder(story: Story, right: bool) -> None:
     story.claim(1, node="v", count=2)
 
 
-@case("queues", "is leased to v while w has it")
+@case("queues", "is leased to v while w holds it")
 def one_holder_over_an_extend(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -574,7 +574,7 @@ def one_holder_over_an_extend(story: Story, right: bool) -> None:
     story.claim(1, node="v", count=2)
 
 
-@case("queues", "is leased to v while w has it")
+@case("queues", "is leased to v while w holds it")
 def leases_that_outlive_a_kill(story: Story, right: bool) -> None:
     story.make(Q, type="queue", leases_durable=not right)
     story.append(1, 1, topic=Q)
@@ -583,7 +583,7 @@ def leases_that_outlive_a_kill(story: Story, right: bool) -> None:
     story.claim(1, node="v", count=1 if right else 2)
 
 
-@case("queues", "is leased to v while w has it")
+@case("queues", "is leased to v while w holds it")
 def leases_that_have_become_durable(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -596,7 +596,7 @@ def leases_that_have_become_durable(story: Story, right: bool) -> None:
     story.claim(1, node="v", count=1 if right else 2)
 
 
-@case("queues", "comes after")
+@case("queues", "follows delivery")
 def counts_that_outlive_a_stop(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -627,7 +627,7 @@ def an_ack(story: Story, right: bool) -> None:
     story.claim(1, count=2)
 
 
-@case("queues", "whose lease is over")
+@case("queues", "whose lease has expired")
 def an_ack_that_is_too_late(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -638,7 +638,7 @@ def an_ack_that_is_too_late(story: Story, right: bool) -> None:
     story.settle("ack", 1)
 
 
-@case("queues", "delivery 1 of job 1 comes after 1")
+@case("queues", "delivery 1 of job 1 follows delivery 1")
 def deliveries_that_count(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -666,7 +666,7 @@ def an_ack_of_a_job_of_others(story: Story, right: bool) -> None:
     story.settle("ack", 1, skipped=right)
 
 
-@case("queues", "which it never had")
+@case("queues", "which it never held")
 def an_ack_of_a_stale_lease(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -674,7 +674,7 @@ def an_ack_of_a_stale_lease(story: Story, right: bool) -> None:
     story.settle("ack", 1, lease_ids=["w1" if right else "x1"])
 
 
-@case("queues", "and its ack is skipped")
+@case("queues", "but its ack is skipped")
 def an_ack_of_who_holds(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
@@ -705,7 +705,7 @@ def a_dead_letter(story: Story, right: bool) -> None:
     story.page(1, 2, topic=D)
 
 
-@case("queues", "though it is a dead letter in d")
+@case("queues", "although it is a dead letter in d")
 def a_job_in_one_place(story: Story, right: bool) -> None:
     story.make(Q, type="queue", max_deliveries=1, dead_letter=D)
     story.append(1, 1, topic=Q)
@@ -717,7 +717,7 @@ def a_job_in_one_place(story: Story, right: bool) -> None:
         story.claim(1)
 
 
-@case("queues", "neither there nor in ['d']")
+@case("queues", "neither in its queue nor in ['d']")
 def a_job_that_is_somewhere(story: Story, right: bool) -> None:
     story.make(Q, type="queue", max_deliveries=1, dead_letter=D)
     story.append(1, 1, topic=Q)
@@ -812,7 +812,7 @@ def a_move_and_a_backup(story: Story, right: bool) -> None:
     story.happen("power", "everything")  # long after the redrive
 
 
-@case("queues", "job 1 is neither there nor in ['t']")
+@case("queues", "job 1 is neither in its queue nor in ['t']")
 def a_moved_record_of_a_backup(story: Story, right: bool) -> None:
     story.make()
     story.make(D)
@@ -851,7 +851,7 @@ def copies_of_a_filter(story: Story, right: bool) -> None:
     story.page(topic=D, client="final")
 
 
-@case("routers", "stand in another order")
+@case("routers", "are in another order")
 def copies_in_order(story: Story, right: bool) -> None:
     routed(story)
     story.append(1, 1)
@@ -863,7 +863,7 @@ def copies_in_order(story: Story, right: bool) -> None:
     story.page(1, 2, topic=D, client="final")
 
 
-@case("once", "stands there at 1 and 2")
+@case("once", "is stored at 1 and 2")
 def a_copy_that_is_stamped(story: Story, right: bool) -> None:
     routed(story, guarantee="exactly_once")
     story.append(1, 1)
@@ -874,7 +874,7 @@ def a_copy_that_is_stamped(story: Story, right: bool) -> None:
     story.page(1, 2, topic=D)
 
 
-@case("counters", "count is 2, reading it gives 1")
+@case("counters", "count is 2, but a read returns 1")
 def a_counter(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1)
@@ -889,7 +889,7 @@ def a_counter(story: Story, right: bool) -> None:
     story.page(1, client="final")
 
 
-@case("counters", "are not the 1 jobs")
+@case("counters", "differ from its 1 jobs")
 def counters_of_a_queue(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)

@@ -15,7 +15,7 @@ FOUND = [
     ("cursors that are not replayed", 13, 1800, "once"),
     ("lost delays", 2, 1200, "queues"),
     ("writes by path", 2, 1200, "a server has changed"),
-    ("counts that end with a stop", 14, 3600, "queues"),
+    ("counts that a stop loses", 14, 3600, "queues"),
     ("redrives that end before their copies", 16, 900, "redrives"),
     ("backups during redrives", 160, 900, "backups"),
 ]

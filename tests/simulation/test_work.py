@@ -31,7 +31,7 @@ def response(status: int, value: Any, *fields: bytes) -> bytes:
 
 
 def stream_of(*pieces: bytes, type: bytes = b"text/event-stream") -> bytes:
-    """Send chunks. An empty one ends the stream."""
+    """Return a stream of these chunks, where an empty chunk closes the stream."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % type
     return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 

@@ -78,7 +78,7 @@ class Thread(Generic[T]):
         self.process: Process | None = current()
         self.result: outcome.Outcome[T] | None = None
         self.ended, self._ended = trio.Event(), Signal()
-        self.ends_process = True  # an exception in it ends the process
+        self.ends_process = True  # an exception in the thread terminates the process
         self._target, self._wait = target, Wait()
         self._greenlet = greenlet(self._run)
         self._greenlet.gr_context = contextvars.copy_context()
@@ -195,7 +195,7 @@ def wait_until(is_there: Callable[[], bool], signal: Signal, timeout: float | No
         for thread in [*process.threads]:
             thread.go_on()
         hurries += 1
-        assert hurries < HURRIES_MAX, f"{process.name} waits for ever for one of its threads"
+        assert hurries < HURRIES_MAX, f"{process.name} waits forever for one of its threads"
     return True
 
 

@@ -103,7 +103,7 @@ class Work:
         self.seed, self.connect, self.history, self.shards = seed, connect, history, shards
         self.span_s, self.calls, self.token = span_s, calls, token
         self.set_late = set_late
-        self.asked = 0  # calls so far
+        self.asked = 0  # number of calls
         self.heads: dict[str, int] = {}  # as last reported
         self.backups: list[tuple[Call, bytes]] = []  # complete tars, and the calls for them
         dice = self.dice("work")
@@ -574,7 +574,7 @@ class Worker(Actor):
         self._old = [*self._old[-20:], *jobs]
 
     async def reread(self) -> None:
-        """Settle jobs again that are finished or were set aside."""
+        """Settle jobs again that are finished or were kept for later."""
         if self._old and self.dice.random() < 0.25:
             topic = self.dice.choice(self._old).topic
             jobs = [job for job in self._old if job.topic is topic][-5:]
@@ -613,8 +613,8 @@ class Pushed(Worker):
 
 class Redriver(Actor):
     """Moves dead letters back, often by several concurrent redrives, with a key for all topics or
-    the key of a tenant. First appends letters of its own: some name no source, and some name a
-    source that is missing, full or not the tenant's.
+    the key of a tenant. First it appends letters: some have no source, and some have a
+    source that does not exist, is full or belongs to another tenant.
     """
 
     def prepare(self) -> None:
@@ -651,7 +651,7 @@ class Redriver(Actor):
     async def _append(
         self, client: Client, topic: Topic, source: str, strays: int, letters: int
     ) -> None:
-        """Append letters. The ``strays``, which name no source, are appended first."""
+        """Append letters. The ``strays``, which have no source, are appended first."""
         self._count += 1
         records: list[dict[str, Any]] = []
         for i in range(strays + letters):

@@ -64,7 +64,7 @@ class EventLoop(event_loop.EventLoop):
         """Serve ready descriptors. If there are none, advance the clock to the next deadline."""
         time = self.world.time
         if deadline > time.now and not self._epoll.poll(0, 1):
-            assert deadline < math.inf, "nothing will ever happen"
+            assert deadline < math.inf, "no task can continue"
             time.now = deadline
             self._has_polled = True
             return 0.0

@@ -148,7 +148,7 @@ class Api:
             page = ok(self.diff(topic, from_seq=cursor, limit=1000, **fields))
             records += page["records"]
             assert page["caught_up"] or page["next_from_seq"] > cursor, (
-                f"the cursor stands still: {page}"
+                f"the cursor does not advance: {page}"
             )
             cursor = page["next_from_seq"]
             if page["caught_up"]:
@@ -167,7 +167,7 @@ def listed(api: Api, **query: object) -> list[str]:
         names += [item["topic"] for item in page["topics"]]
         if "next_cursor" not in page:
             return names
-        assert page["topics"], "an empty page that says that there is more"
+        assert page["topics"], "an empty page with a next cursor"
         page = ok(api.listing(**query | {"cursor": page["next_cursor"]}))
 
 
@@ -360,7 +360,7 @@ class Wire:
 
     def assert_closed(self) -> None:
         """Check that the server closes the connection without sending more."""
-        assert self.rest() == b"", "more bytes after the last answer"
+        assert self.rest() == b"", "more bytes after the last response"
 
     def _chunks(self) -> bytes:
         body = b""
@@ -384,7 +384,7 @@ class Wire:
 
     def _need(self) -> None:
         if not self._receive():
-            raise EOFError(f"the server closed in the middle of an answer: {bytes(self._buffer)!r}")
+            raise EOFError(f"the server closed within a response: {bytes(self._buffer)!r}")
 
     def _receive(self) -> bool:
         try:

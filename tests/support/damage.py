@@ -149,7 +149,7 @@ def repaired(path: Path) -> list[str]:
     repair.apply()
     again = ShardRepair(path, 0, 1, START)
     again.plan()
-    assert not again.is_needed, "a repair twice is a repair once"
+    assert not again.is_needed, "a second repair changes nothing"
     return repair.lines
 
 

@@ -47,7 +47,7 @@ class Source(Protocol):
 
 
 def reads_a_backlog_and_live_records(source: Source, api: Api, topic: str) -> None:
-    """The topic contains "old", and the source was opened from its start."""
+    """Check a source that was opened from the start of a topic that contains "old"."""
     source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     ok(api.append(topic, {"line": "one\ntwo\u2028three"}, "new"))
     events = source.wait(lambda events: len(records(events)) == 3)
@@ -57,8 +57,8 @@ def reads_a_backlog_and_live_records(source: Source, api: Api, topic: str) -> No
 
 
 def reconnects_by_itself(source: Source, api: Api, topic: str, relay: Relay) -> None:
-    """A cut loses and repeats nothing, because the client sends the last event id that it
-    received.
+    """Check that a cut loses and repeats no event, because the client sends its last event id when
+    it reconnects.
     """
     source.wait(lambda events: any(event["event"] == CAUGHT_UP for event in events))
     expected: list[Any] = ["old"]
@@ -83,7 +83,7 @@ def jobs(events: list[Event]) -> list[Job]:
 
 
 def works_on_a_queue(source: Source, queue: Queue) -> None:
-    """The stream was opened on an empty queue with a ``max`` of 2."""
+    """Check a stream that was opened on an empty queue with a ``max`` of 2."""
     text = {"line": "one\ntwo\u2028three"}
     queue.push(text, 2, 3, 4)
     first = jobs(source.wait(lambda events: len(jobs(events)) == 2))
@@ -98,7 +98,7 @@ def works_on_a_queue(source: Source, queue: Queue) -> None:
 
 
 def works_again_after_a_cut(source: Source, queue: Queue, relay: Relay) -> None:
-    """Jobs that were pushed before a cut are pushed again after it, except for acked ones."""
+    """Check that jobs pushed before a cut are pushed again after it, except acked jobs."""
     queue.push("a", "b")
     first = jobs(source.wait(lambda events: len(jobs(events)) == 2))
     assert queue.ack(first[:1])["acked"] == 1

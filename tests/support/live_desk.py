@@ -217,7 +217,7 @@ class Listener:
         return told
 
     async def hear_all(self) -> bytes:
-        """Read until no more bytes arrive, and return them."""
+        """Return all bytes that arrive until the socket is silent."""
         told = b""
         while piece := self.hear():
             told += piece

@@ -90,7 +90,7 @@ class Client:
         """
         self.commits.flush()
         while len(self.commits):
-            assert self.poll(), "the writer reports what it was given"
+            assert self.poll(), "the writer reports every submitted group"
             error = self.commits.advance()
             if error is not None:
                 return error

@@ -33,7 +33,7 @@ class Page:
 
     @property
     def counters(self) -> dict[SampleKey, float]:
-        """The values that never decrease: counters, and the numbers of histograms."""
+        """Return the values that never decrease: counters, and the values of histograms."""
         growing = {name for name, kind in self.types.items() if kind == "counter"}
         for name, kind in self.types.items():
             if kind == "histogram":
@@ -65,7 +65,7 @@ def _named(lines: list[str], head: str) -> dict[str, str]:
     """Return the rest of each line with this beginning, by the name after it."""
     pairs = [line.removeprefix(head).split(" ", 1) for line in lines if line.startswith(head)]
     found = {name: text for name, text in pairs}  # noqa: C416 - a pair of two types
-    assert len(found) == len(pairs), "a family stands there once"
+    assert len(found) == len(pairs), "a family occurs once"
     return found
 
 

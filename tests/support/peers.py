@@ -23,7 +23,7 @@ async def call_peer(
 
     loop.context.begin_iteration()
     loop.context.peers.call(shard, call, params, body, then)
-    assert not answers, "never from inside of ask"
+    assert not answers, "the reply must not be delivered within ask"
     loop.end_iteration()
     await came.wait()
     return answers[0]

@@ -2,7 +2,7 @@
 
     client --plain--> Tunnel --TLS, from CLIENT--> proxy --plain, from 127.0.0.1--> server
 
-The test clients speak plain HTTP, so that a tunnel speaks TLS for them. Each test process has its
+The test clients speak plain HTTP. A tunnel speaks TLS for them. Each test process has its
 own address within 127.0.0.0/8, where all ports are free.
 """
 
@@ -208,7 +208,7 @@ class Proxy:
 
     @property
     def logged(self) -> str:
-        """Everything that the proxy has logged."""
+        """Return everything that the proxy has logged."""
         files = [self._log, *self.folder.glob("*.log"), self.folder / "errors"]
         return "\n".join(file.read_text() for file in files if file.exists())
 

@@ -47,5 +47,5 @@ class Caps:
 
     @property
     def held(self) -> tuple[int, int]:
-        """Topics and bytes of this shard."""
+        """Return the topics and bytes of this shard."""
         return self.topics.own, self.bytes.own

@@ -93,7 +93,7 @@ class RawClient:
         with trio.fail_after(20):
             data = await self.stream.receive_some(65536)
         if not data:
-            raise EOFError(f"the server closed; so far: {self._buffer[:200]!r}")
+            raise EOFError(f"the server closed the connection; received: {self._buffer[:200]!r}")
         self._buffer += data
 
 

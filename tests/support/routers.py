@@ -55,7 +55,7 @@ def pages(api: Api, **query: object) -> list[list[Any]]:
         found.append(page["routers"])
         if "next_cursor" not in page:
             return found
-        assert page["routers"], "an empty page that says that there is more"
+        assert page["routers"], "an empty page with a next cursor"
         query["cursor"] = page["next_cursor"]
 
 

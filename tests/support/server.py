@@ -236,7 +236,7 @@ class Server:
         assert code == 0, f"exit code {code} after SIGTERM:\n{self.log_tail}"
 
     def wait_exit(self, timeout_s: float) -> int:
-        """Return the exit code. A server that does not end is killed and reported."""
+        """Return the exit code. A server that does not exit is killed and reported."""
         assert self.process is not None
         assert self.log is not None
         try:
@@ -268,7 +268,7 @@ class Server:
 
     @property
     def log_tail(self) -> str:
-        """The end of the log, for messages."""
+        """Return the end of the log, for messages."""
         return "\n".join(line[:1000] for line in self.logged.splitlines()[-15:])
 
     def pids(self) -> list[int]:
@@ -338,7 +338,7 @@ def rss_bytes(pid: int) -> int:
     held = re.findall(
         r"^Rss(?:Anon|Shmem):\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
     )
-    assert len(held) == 2, "the kernel tells of both"
+    assert len(held) == 2, "the kernel reports both"
     return 1024 * sum(map(int, held))
 
 
@@ -356,7 +356,7 @@ def _pidfd(pid: int) -> int | None:
 
 def _wait_exited(handle: int) -> None:
     try:
-        assert is_readable(handle, STOP_S), "a killed process does not go"
+        assert is_readable(handle, STOP_S), "a killed process does not exit"
     finally:
         os.close(handle)
 

@@ -205,7 +205,7 @@ class Shards:
             self.loops[end.own].context.peers.add(end.other, end.session)
 
     def disconnect(self, one: int, other: int) -> None:
-        """End their session. Messages in flight are lost."""
+        """Close their session. Messages in flight are lost."""
         for pair in ((one, other), (other, one)):
             pipe = self._pipes.pop(pair, None)
             if pipe is not None:
@@ -213,7 +213,7 @@ class Shards:
                 pipe.session.close()
 
     async def kill(self, shard: int) -> None:
-        """End the process of this shard. The kernel keeps the data that the log has written."""
+        """Simulate a kill of the shard's process. Data that the log has written is kept."""
         self._scopes.pop(shard).cancel()
         for other in list(self.loops):
             self.disconnect(shard, other)
@@ -314,7 +314,7 @@ class Shards:
 
     @property
     def names(self) -> list[str]:
-        """The routers that the owner knows."""
+        """Return the names of the routers that the owner knows."""
         return [*self.loops[ROUTER_OWNER].context.engine.routers.names("", None)]
 
     def ends_agree(self) -> bool:

@@ -49,7 +49,7 @@ class SseEvent:
 
     @property
     def cursor(self) -> dict[str, int]:
-        """The composite cursor in ``id``: base64url of a JSON map, without padding."""
+        """Return the composite cursor in ``id``: base64url of a JSON map, without padding."""
         assert self.id is not None, f"no id: {self}"
         return decoded(self.id)
 
@@ -197,7 +197,7 @@ class Stream(Wire):
                 raise EOFError("the stream has ended")
             self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
             if not self._buffer and not self._receive():
-                assert not self._decoder.unfinished, "the stream ended in the middle of an event"
+                assert not self._decoder.unfinished, "the stream ended within an event"
                 raise EOFError("the stream has ended")
             self._decode()
         self._taken += 1
@@ -220,8 +220,8 @@ class Stream(Wire):
         """Return the next event that has data, and skip heartbeats and ``retry``.
 
         It must be one of ``names`` if any are given. Unless these include errors, reports of
-        pressure (§7.5) are skipped too, because a busy machine causes them at any time and they do
-        not end the stream.
+        pressure (§7.5) are skipped too, because a busy machine causes them at any time and the
+        stream continues after them.
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         while True:
@@ -301,7 +301,7 @@ class StreamContents:
 
     @property
     def last_id(self) -> str:
-        """The id that a browser would send after this."""
+        """Return the id that a browser would send when it reconnects."""
         return next(event.id for event in reversed(self.events) if event.id is not None)
 
 
@@ -337,7 +337,7 @@ def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
     with Wire(address) as wire:
         wire.send(request("GET", path, None, *headers))
         status, named = wire.head()
-        assert status != 200, f"a stream where a refusal was due: {named}"
+        assert status != 200, f"a stream instead of a refusal: {named}"
         answer = Answer(status, named, wire._take(int(named["content-length"])))
         check_response("GET", path, answer)
         return answer

@@ -3,7 +3,7 @@
     python -m pytest -p tests.support.stops -n 4 tests/contract
 
 While tests run, one process after another (of the tests, or started by them) is suspended for a
-moment with SIGSTOP, as happens on a machine with more work than cores. No stop is as long as the
+moment with SIGSTOP, as happens on a machine with more work than cores. Stops are shorter than the
 heartbeat timeout. A test that fails only with this plugin limits a time that it does not control.
 """
 
@@ -50,7 +50,7 @@ def parent_of(pid: int) -> tuple[int, str]:
 
 
 def family_of(root: int) -> list[int]:
-    """Return the process and its descendants, without this process and those that are stopped or
+    """Return the process and its descendants, except this process and processes that are stopped or
     have ended.
     """
     parents = {

@@ -13,7 +13,7 @@ def table(doc: str, after: str) -> list[dict[str, str]]:
     Columns are at least two spaces apart. A column ends where the next one begins.
     """
     behind = inspect.cleandoc(doc).partition(after)[2]
-    assert behind, f"the docstring says {after!r}"
+    assert behind, f"the docstring contains {after!r}"
     block = next(part for part in behind.split("\n\n")[1:] if part.startswith("    "))
     head, *lines = block.splitlines()
     names = re.split(r"\s{2,}", head.strip())
@@ -36,6 +36,6 @@ def byte_rows(doc: str, after: str) -> list[tuple[int, int, str]]:
     rows = [(int(row["offset"]), int(row["size"]), row["field"]) for row in table(doc, after)]
     end = 0
     for offset, size, field in rows:
-        assert offset == end, f"{field} follows on the field before it"
+        assert offset == end, f"{field} begins at the end of the previous field"
         end = offset + size
     return rows

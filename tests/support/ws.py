@@ -34,7 +34,7 @@ class WebSocketFrame:
 
     @property
     def code(self) -> int | None:
-        """The status code of a close frame."""
+        """Return the status code of a close frame."""
         return int.from_bytes(self.payload[:2], "big") if len(self.payload) >= 2 else None
 
 
@@ -111,8 +111,8 @@ class Socket(Wire):
         assert self.headers["upgrade"].lower() == "websocket", self.headers
         assert "upgrade" in self.headers["connection"].lower(), self.headers
         assert self.headers["sec-websocket-accept"] == accept_of(key), self.headers
-        assert "sec-websocket-extensions" not in self.headers, "an extension that nobody offered"
-        assert "sec-websocket-protocol" not in self.headers, "a protocol that nobody offered"
+        assert "sec-websocket-extensions" not in self.headers, "an extension that was not offered"
+        assert "sec-websocket-protocol" not in self.headers, "a protocol that was not offered"
 
     # --- to the server
 
@@ -134,7 +134,7 @@ class Socket(Wire):
         self.say(op, request_id, **fields)
         answer = self.message()
         assert answer.get("request_id") == request_id, (
-            f"the answer to {request_id} expected, got {str(answer)[:500]}"
+            f"the reply to {request_id} expected, got {str(answer)[:500]}"
         )
         return answer
 

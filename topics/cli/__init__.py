@@ -1,4 +1,5 @@
-"""The command ``topics``: a table of commands. Each module is imported when its command runs.
+"""The command ``topics``: a table of its commands. The module of a command is imported when the
+command runs.
 
     shell.py       shared by all commands: options, the client, output, exit codes
     units.py       times, sizes and counts as users write and read them
@@ -10,7 +11,7 @@
     dump.py        export and import; the other modules have the names of their commands
 
 Data goes to stdout, messages to stderr. A user error is one line, never a traceback. Every command
-ends with an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so that it
+returns an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so that it
 removes unfinished files; `serve` and `work` have their own handlers.
 """
 
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
         case ["version"]:
             given = ["--version"]
     is_server = given[:1] == ["serve"]
-    if is_server:  # before any slow step, because a hang-up must not end a server
+    if is_server:  # before any slow step, because SIGHUP must not stop a server
         block_hang_ups()
     open_streams()
     shell = Shell()
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
     finally:
         try:
             sys.stdout.flush()
-        except OSError:  # the command has failed already; Python would try again at its end
+        except OSError:  # the command has failed already; Python would flush again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -171,8 +172,8 @@ class EndedBySignal(KeyboardInterrupt):
 def ending_signals() -> Iterator[None]:
     """Raise `EndedBySignal` in the command when SIGTERM or SIGHUP arrives.
 
-    Raise it again at the end if the command handled it as Ctrl-C. A signal that was ignored before
-    (``nohup``) stays ignored. A second signal does not interrupt the clean-up.
+    Raise it again at the end of the block if the command handled it like Ctrl-C. A signal that was
+    ignored before (``nohup``) stays ignored. A second signal does not interrupt the clean-up.
     """
     ended: list[EndedBySignal] = []
 
@@ -197,7 +198,7 @@ def ending_signals() -> Iterator[None]:
 
 
 def open_streams() -> None:
-    """Make stdin and stdout that were closed fail when they are used; stderr takes everything."""
+    """Replace closed standard streams: stdin and stdout fail when used, stderr discards writes."""
     for name, mode, how in (
         ("stdin", "r", os.O_WRONLY),
         ("stdout", "w", os.O_RDONLY),
@@ -211,9 +212,9 @@ def open_streams() -> None:
 
 
 def block_hang_ups() -> None:
-    """Keep a hang-up (SIGHUP) until the supervisor listens, also where it was ignored (``nohup``):
-    it does not end this process.
+    """Block SIGHUP until the supervisor installs its handler, even if it was ignored (``nohup``).
+    The signal does not stop this process in the meantime.
     """
-    # Blocked first: a blocked hang-up does not end the process, which is the default action.
+    # Block the signal before the default action is restored, which stops the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

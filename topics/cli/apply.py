@@ -81,7 +81,7 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
 
 
 def _confirm(shell: Shell, changes: list[Change], dropped: dict[str, int], is_sure: bool) -> None:
-    """Ask before anything is removed. Raises if the user does not confirm."""
+    """Request confirmation if anything would be removed. Raise if the user does not confirm."""
     removed = [
         " ".join([each.kind, each.name, *each.lines()]) for each in changes if each.verb == "remove"
     ]

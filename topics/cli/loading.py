@@ -32,7 +32,7 @@ INPUT: Final = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 CHUNK_RECORDS: Final = 1000
 CHUNK_BYTES: Final = 1 << 20
-LINE_MAX_BYTES: Final = 64 << 20  # as the body of a request
+LINE_MAX_BYTES: Final = 64 << 20  # the default limit of a request body
 BLOCK_BYTES: Final = 1 << 18
 REPORTED_REJECTS_MAX: Final = 5
 LINGER_S: Final = 0.05
@@ -42,12 +42,12 @@ WINDOW_MS: Final = 7 * units.MS["d"]  # a load that fails on Friday is run again
 
 
 def reached(shell: Shell) -> Topics:
-    """Return a patient client of a server that answers now, so that a wrong address is reported
-    immediately. Raise `TopicsError`.
+    """Return a client with retries after checking that the server responds, so that a wrong
+    address is reported immediately. Raise `TopicsError`.
     """
     client = shell.client(retries=True)
     if shell.timeout is None:
-        with suppress(Unavailable):  # the server starts, or one of its shards is not available
+        with suppress(Unavailable):  # the server is starting, or one of its shards is unavailable
             client.once(calls.ready())
     return client
 
@@ -104,7 +104,7 @@ class Lines:
 
     @property
     def location(self) -> str:
-        """The number of the last line, for messages."""
+        """Return the number of the last line, for messages."""
         return f"{self._name}, line {self._number}"
 
     def __iter__(self) -> Iterator[bytes]:
@@ -169,8 +169,8 @@ class Loader:
 
     ``prefix`` begins the keys that are made from content; ``key`` is the key of the first chunk.
     Without both, equal input is appended again in each run. ``config`` is used if the topic must be
-    created. ``hint`` says how to append known records again. ``rejects`` takes the records that the
-    server refuses; without it, the first one stops the load.
+    created. ``hint`` describes how to append known records again. ``rejects`` collects the records
+    that the server refuses; without it, the first one stops the load.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class Loader:
                 self._report(is_complete=error is None)
 
     def _report(self, *, is_complete: bool) -> None:
-        """Report what was appended, as words and as JSON."""
+        """Report the result of the load, as text and as JSON."""
         text = f"nothing was appended to {self._topic}"
         if self.appended:
             more = f" to #{self.last_seq:,}" if self.last_seq > self.first_seq else ""

@@ -92,8 +92,8 @@ def _show(shell: Shell, found: dict[str, Any], text: str) -> None:
 
 
 class PingRun:
-    """A topic and a stream, which is opened again when it ends. ``proxy`` is what proxies on the
-    path say about themselves.
+    """A topic and a stream, which is opened again when it ends. ``proxy`` contains the header
+    fields in which proxies on the path identify themselves.
     """
 
     def __init__(self, topic: Topic, listen: Callable[..., Stream], wait_s: float) -> None:

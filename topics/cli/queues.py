@@ -41,8 +41,8 @@ def queue() -> None:
 def ls(shell: Shell, prefix: str) -> None:
     """List queues with their jobs.
 
-    WAITING is the number of jobs with a delay of their own or of a nack, DEAD the number of jobs
-    that were dead-lettered so far, and OLDEST the age of the oldest job.
+    WAITING is the number of jobs that are delayed by their append or by a nack, DEAD the total
+    number of jobs that became dead letters, and OLDEST the age of the oldest job.
     """
     found = []
     with shell.client() as client:
@@ -136,7 +136,7 @@ def leases(shell: Shell, name: str, node: str | None) -> None:
 def redrive(
     shell: Shell, name: str, to: str | None, tag: str | None, limit: int | None
 ) -> ExitCode:
-    """Move dead letters back to the queues that they came from.
+    """Move dead letters back to their original queues.
 
     The exit code is 1 if some were skipped, because their queue does not exist or is full.
     """

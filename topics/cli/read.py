@@ -107,7 +107,7 @@ def read(
     topics read orders --from -100 -f
     topics read orders --since 2026-11-25 --until 2026-11-26 --format '%I %d'
 
-    By default, all existing records are read, oldest first, one topic after the other. TOPIC may be
+    By default, all existing records are read topic by topic, oldest first. TOPIC may be
     a glob. TIME is an age (10m), or a date with an optional time in ISO 8601; without an offset it
     is local. Records that were lost before they were read are a line in their place:
     {"tombstone": ...} in JSON, "-- lost #2 to #40 (cap) --" as text. So is the deletion of a topic.

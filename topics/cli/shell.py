@@ -58,8 +58,8 @@ class Shell:
     is_away: bool = False  # an interruption of the server has been reported
 
     def client(self, *, retries: bool = False) -> Topics:
-        """Return a client. A patient one retries as `topics.client` does: streams and workers
-        without end. Any other fails at the first failure. Raise `TopicsError`.
+        """Return a client. With ``retries`` it retries as `topics.client` does: streams and workers
+        without end. Otherwise a call raises its first failure. Raise `TopicsError`.
         """
         from topics.client import Retry, Topics
         from topics.client.settings import read_key
@@ -104,7 +104,7 @@ class Shell:
             self.print_note(text)
 
     def confirm(self, question: str, is_sure: bool) -> None:
-        """Ask on a terminal unless ``--yes`` was given. Raise if the user does not confirm."""
+        """Request confirmation on a terminal unless ``--yes`` was given. Raise without it."""
         if is_sure:
             return
         if not sys.stdin.isatty():

@@ -115,7 +115,7 @@ def run(
     topics standby status /srv/standby
     topics standby promote /srv/standby
 
-    The first round copies all data, each later one only what is new. The key needs the scope admin
+    The first round copies all data, each later round only new data. The key needs the scope admin
     and no prefixes. Each round adds a generation, which topics restore DIR@GENERATION restores. A
     killed or interrupted round is continued. If the server does not respond, the rounds are retried
     without end.
@@ -207,7 +207,7 @@ def _round(client: Topics, copy: Standby, rate: int | None) -> Generation:
 
 
 def _counters(client: Topics) -> Counters | None:
-    """Return how much the server has written, or None if it does not say."""
+    """Return the counters of the server's writes, or None if they are unavailable."""
     try:
         metrics = client.once(calls.metrics())
     except TopicsError:

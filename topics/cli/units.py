@@ -59,7 +59,7 @@ def age(ts_ms: float) -> str:
 
 
 def remaining(ts_ms: float) -> str:
-    """Return the time that is left until a time."""
+    """Return the remaining time until a time."""
     return duration(max(0.0, ts_ms - 1000 * time()))
 
 

@@ -11,7 +11,7 @@
     calls.py        the API as values: requests, how to parse responses, when to retry
     values.py       records, tombstones, states
     settings.py     the server and the key
-    errors.py       TopicsError, and a class for each reaction of a caller
+    errors.py       TopicsError, and a subclass for each way to handle a failure
 
 A module imports only modules that are listed below it. The client imports no module of the server
 except types of `topics.formats` and `topics.errors`, and no process of a server imports the client.

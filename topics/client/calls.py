@@ -76,13 +76,13 @@ class Call(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How long to retry: until ``deadline`` s after the first failure. The pause between attempts
-    is the server's Retry-After. Without one it doubles from ``first`` to ``most`` s, minus a random
-    part of up to a half.
+    """The policy of retries, which end ``deadline`` s after the first failure. The pause between
+    attempts is the server's Retry-After. Without one it doubles from ``first`` to ``most`` s, minus
+    a random part of up to a half.
 
-    ``tries`` bounds the number of attempts after the first, ``connects`` the number of those that
-    could not connect. With ``tries`` the pause doubles even if the server requests a shorter one,
-    because a short Retry-After would otherwise use up all attempts within seconds.
+    ``tries`` bounds the number of attempts after the first, ``connects`` the number of attempts
+    that could not connect. With ``tries`` the pause doubles even if the server requests a shorter
+    one, because a short Retry-After would otherwise use up all attempts within seconds.
     """
 
     deadline: float = 60.0
@@ -309,7 +309,7 @@ def list_routers(cursor: str | None, **query: str) -> Call[Page[values.RouterInf
 
 
 def list_leases(name: str, cursor: str | None, node: str | None) -> Call[Page[values.Lease]]:
-    """The leases of a queue."""
+    """List the leases of a queue."""
     return _list(_at(name, "leases"), _leases, {"cursor": cursor, "node": node})
 
 
@@ -372,7 +372,7 @@ def delete_records(
     name: str, *, before: int | None = None, tag: str | None = None
 ) -> Call[values.Deleted]:
     """§5: delete the records ``before`` a seq, with a ``tag``, or both. A ``*`` at the end of the
-    tag stands for any characters.
+    tag matches any characters.
     """
     body: dict[str, Any] = {} if before is None else {"before_seq": before}
     if tag is not None:
@@ -381,7 +381,7 @@ def delete_records(
 
 
 def match_of(tag: str) -> list[str]:
-    """Return the match expression (§5) of a tag. A ``*`` at its end stands for any characters."""
+    """Return the match expression (§5) of a tag. A ``*`` at its end matches any characters."""
     return ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
 
 
@@ -391,7 +391,9 @@ def ms_of(when: datetime | float) -> int:
 
 
 class Search:
-    """A binary search for ``low``, the seq after which all records are of ``from_ms`` or later."""
+    """A binary search for ``low``, the seq after which all records have the time ``from_ms`` or a
+    later one.
+    """
 
     def __init__(self, name: str, state: values.TopicState, from_ms: int) -> None:
         self._name, self._from_ms = name, from_ms

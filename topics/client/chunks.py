@@ -4,9 +4,9 @@
                                       +--> Chunk: number, count, records as a JSON array
     Arrow columns ---> `Chunker.cut` -'
 
-A chunk ends at ``max_records`` or before ``max_bytes`` would be exceeded, so its bounds depend only
-on the records and these limits. A record above ``max_bytes`` is a chunk by itself, so that the
-server can refuse it without refusing another record.
+A chunk has at most ``max_records``, and is completed before it would exceed ``max_bytes``, so its
+bounds depend only on the records and these limits. A record above ``max_bytes`` is a separate
+chunk, so that the server can refuse it without refusing another record.
 
 A chunk has the same idempotency key (§0.8) whenever the same work is done again:
 
@@ -67,8 +67,8 @@ class Chunker(Generic[M]):
 
     def cut(self, offsets: Sequence[int], data: memoryview) -> Iterator[Chunk[M]]:
         """Divide the records of an Arrow string column. Record ``i`` is
-        ``data[offsets[i]:offsets[i + 1]]`` and ends with a comma, which counts as one of its bytes.
-        So a chunk is one slice. The last chunk ends with the column.
+        ``data[offsets[i]:offsets[i + 1]]`` including a trailing comma, which counts as one of its
+        bytes. So a chunk is one slice. The last chunk contains the last record of the column.
         """
         first, end = 0, len(offsets) - 1
         while first < end:

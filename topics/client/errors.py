@@ -1,12 +1,12 @@
-"""Errors of requests: one class for each reaction of a caller.
+"""Errors of requests: one class for each way to handle a failure.
 
 Invalid          400 405 406 413 415   correct the request
 Refused          401 403               use another key
 NotFound         404                   create the topic or router first
 Conflict         409 422               change the existing topic, or free space in it
 Throttled        429                   try later; the client has retried until its deadline
-Unavailable      5xx                   as Throttled
-ConnectionLost   no response           as Throttled
+Unavailable      5xx                   same as Throttled
+ConnectionLost   no response           same as Throttled
 """
 
 from __future__ import annotations

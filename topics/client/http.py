@@ -41,8 +41,8 @@ def headers_of(target: Target) -> dict[str, str]:
 
 
 def certificates(target: Target) -> ssl.SSLContext | None:
-    """Return the settings of TLS, by default with the certificates of the system. None without TLS,
-    because reading them takes a third of a second.
+    """Return the TLS settings, by default with the certificates of the system. Return None for a
+    server without TLS, because reading the certificates takes a third of a second.
     """
     if not target.url.startswith("https:"):
         return None
@@ -74,7 +74,7 @@ def stream_timeouts() -> tuple[float, float, float, float]:
 
 
 def shut_down(connection: socket.socket) -> None:
-    """Make all reads and writes of a connection fail, also those that wait in other threads."""
+    """Make all reads and writes of a connection fail, including blocked ones in other threads."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

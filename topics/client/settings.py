@@ -1,11 +1,12 @@
-"""Which server, and which key: what the caller says, the environment, a context, the default.
+"""Settings of the client: the URL of the server and the API key.
 
     url    the argument, TOPICS_URL, the context's ``url``, http://127.0.0.1:4000
-    key    the argument, TOPICS_API_KEY, the context's ``key_file`` or ``key``, none
+    key    the argument, TOPICS_API_KEY, the context's ``key`` or ``key_file``, none
 
-Contexts are tables ``[contexts.NAME]`` of a TOML file; ``current`` names the one that counts when
-neither the caller nor TOPICS_CONTEXT names one. An address that is given by hand leaves the key of
-a context alone: a key goes to no other server.
+The first of these sources that is set applies. Contexts are tables ``[contexts.NAME]`` of a TOML
+file. ``current`` in this file names the default context, which applies unless the caller or
+TOPICS_CONTEXT names another one. If the URL comes from the argument or TOPICS_URL, the key of the
+context is not used, because a key must not be sent to another server.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CONTEXT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Context(NamedTuple):
-    """A server that is known by a name."""
+    """A named server with its key."""
 
     url: str
     key: str | None = None
@@ -35,15 +36,15 @@ class Context(NamedTuple):
 
 
 class Contexts(NamedTuple):
-    """The file of contexts."""
+    """The content of the contexts file."""
 
     current: str | None
     by_name: dict[str, Context]
 
 
 class Target(NamedTuple):
-    """Where requests go. ``url`` has no slash at its end. Without ``ssl_context``, the certificates
-    of the system are trusted.
+    """The server and the key of requests. ``url`` has no slash at its end. Without ``ssl_context``,
+    the certificates of the system are trusted.
     """
 
     url: str
@@ -52,21 +53,21 @@ class Target(NamedTuple):
 
 
 def contexts_file() -> Path:
-    """Where contexts are kept. Raises `Invalid`."""
+    """Return the path of the contexts file. Raise `Invalid` without a home directory."""
     try:
         base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         raise Invalid("no home directory; set XDG_CONFIG_HOME", code="bad_context") from None
     return Path(base) / "topics" / "contexts.toml"
 
 
 def read_contexts(path: Path | None = None) -> Contexts:
-    """The contexts of the file; none without one. Raises `Invalid`."""
+    """Return the contexts of the file, or no contexts if it does not exist. Raise `Invalid`."""
     try:
         path = path or contexts_file()
     except Invalid:
         return Contexts(None, {})
-    import tomllib  # here: it compiles patterns, and executors of Spark read no contexts
+    import tomllib  # imported here because it compiles patterns, which Spark executors do not need
 
     try:
         content = tomllib.loads(path.read_text("utf-8"))
@@ -82,7 +83,7 @@ def read_contexts(path: Path | None = None) -> Contexts:
 
 
 def resolve(url: str | None = None, key: str | None = None, context: str | None = None) -> Target:
-    """The server and the key. Raises `Invalid`."""
+    """Return the server and the key. Raise `Invalid` or `Refused`."""
     chosen = context or os.environ.get("TOPICS_CONTEXT")
     given = url or (None if context else os.environ.get("TOPICS_URL"))
     if key is None and not context:
@@ -95,7 +96,7 @@ def resolve(url: str | None = None, key: str | None = None, context: str | None 
 
 
 def checked_url(url: str) -> str:
-    """The URL without a slash at its end. Raises `Invalid`."""
+    """Check a URL and return it without a slash at its end. Raise `Invalid`."""
     url = url.rstrip("/")
     try:
         parts = urlsplit(url)
@@ -109,7 +110,7 @@ def checked_url(url: str) -> str:
 
 
 def checked_key(key: str) -> str:
-    """The key. Raises `Refused`."""
+    """Check that a header field can contain the key, and return it. Raise `Refused`."""
     if not (key and key.isascii() and key.isprintable()):
         raise Refused(
             "the key contains characters that are not allowed in a header field", code="bad_key"
@@ -128,7 +129,7 @@ def _context(name: str | None) -> Context | None:
 
 
 def read_key(path: str) -> str:
-    """The key in a file: its first line. Raises `Invalid`."""
+    """Return the first line of a key file. Raise `Invalid`."""
     try:
         key = Path(path).expanduser().read_text().split("\n", 1)[0].strip()
     except (OSError, RuntimeError, UnicodeDecodeError) as error:

@@ -201,7 +201,7 @@ class AsyncWorking(AsyncBackground):
         self._stop = AsyncStop()
 
     def stop(self) -> None:
-        """Claim no more jobs. Loops end after their current job."""
+        """Stop claiming jobs. Loops exit after their current job."""
         self._stop.set()
 
     async def _run_concurrently(

@@ -97,7 +97,7 @@ class Stop:
 
 
 class Abortable:
-    """The base class of `Pool`: ends a call that waits in another thread. Only for a pool with at
+    """The base class of `Pool`: aborts a call that waits in another thread. Only for a pool with at
     most one connection. `is_abortable` must be set before its first call.
     """
 
@@ -112,7 +112,7 @@ class Abortable:
             shut_down(self._socket)
 
     def _opened(self, stream: httpcore2.NetworkStream) -> None:
-        """Remember a new connection."""
+        """Keep a reference to the socket of a new connection."""
         self._closed()
         if self.is_abortable:
             # A duplicate, because TLS replaces the socket object.
@@ -121,7 +121,7 @@ class Abortable:
                 self.abort()
 
     def _closed(self) -> None:
-        """Forget the connection."""
+        """Close and drop the reference to the socket."""
         connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()
@@ -177,7 +177,7 @@ class Background:
         self._thread.start()
 
     def _end(self) -> None:
-        """End the thread. One that waits for a response ends later, by itself."""
+        """Stop the thread. Do not wait long for it, because it may be blocked in a request."""
         self._done.set()
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join(SHUTDOWN_S)
@@ -242,7 +242,7 @@ class Working(Background):
         self._before: Any = None
 
     def stop(self) -> None:
-        """Claim no more jobs. Loops end after their current job."""
+        """Stop claiming jobs. Loops exit after their current job."""
         self._stop.set()
 
     def is_stopped(self, wait_s: float = 0.0) -> bool:

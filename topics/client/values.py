@@ -230,7 +230,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a redrive. ``reason`` is why the first of the skipped jobs was skipped."""
+    """The result of a redrive. ``reason`` is the reason why the first skipped job was skipped."""
 
     topic: str
     moved: int

@@ -121,7 +121,7 @@ class Watching:
 
     def take(self, name: str, data: str, event_id: str) -> Iterator[Shown]:
         """Return the events for the caller that an event of the stream contains. Raise
-        `TopicsError` if the server ends the stream, or for an invalid event.
+        `TopicsError` if the server closes the stream, or for an invalid event.
         """
         try:
             return self._taken(name, data, event_id)
@@ -204,7 +204,7 @@ class Progress:
         return None if positions == self._saved else positions
 
     def saved(self, positions: dict[str, Position]) -> None:
-        """Remember what was saved."""
+        """Record that these positions are saved."""
         self._saved = positions
 
 

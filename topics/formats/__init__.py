@@ -1,1 +1,1 @@
-"""Bytes to values and back. Knows no clock, no file, no task."""
+"""Conversion between bytes and values, without clocks, files or tasks."""

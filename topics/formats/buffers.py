@@ -1,4 +1,4 @@
-"""The type of bytes that may be borrowed: what a decoder reads and a writer writes."""
+"""The type of buffers that decoders and writers accept without copying them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouping: items cut into groups of bounded weight, in order."""
+"""Grouping: divides a sequence of items into groups of bounded weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ T = TypeVar("T")
 
 
 def grouped(items: Iterable[T], weight: Callable[[T], int], weight_max: int) -> Iterator[list[T]]:
-    """Groups that weigh ``weight_max`` at most. An item that weighs more is a group of its own."""
+    """Yield consecutive items in groups whose total weight is at most ``weight_max``. An item that
+    exceeds this weight is a separate group.
+    """
     group: list[T] = []
     total = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""JSON text of plain values, always the same bytes for the same value."""
+"""JSON text of plain values. Equal values always have the same bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 
 
 def json_string(text: str) -> bytes:
-    """``text`` as a JSON string, quotes included."""
+    """Return ``text`` as a JSON string, including its quotes."""
     return msgspec.json.encode(text)
 
 
 def json_bytes(value: Any) -> bytes:
-    """A plain value as JSON."""
+    """Return a plain value as JSON."""
     return msgspec.json.encode(value)

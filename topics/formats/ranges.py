@@ -1,9 +1,9 @@
-"""Ranges of seqs and of record indexes: three types, never mixed.
+"""Ranges of seqs and of record indexes: three types that are never mixed.
 
 type      fields          last one    used for
 SeqRange  first, last     included    losses, damage, records in memory, gaps
-SeqRun    first, length   -           deletes, as a DELETE frame holds them
-IndexRun  start, stop     excluded    records of one entry, by their index in it
+SeqRun    first, length   -           deletes, as in a DELETE frame
+IndexRun  start, stop     excluded    indexes of records in one entry
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ class SeqRange(NamedTuple):
 
 
 class SeqRun(NamedTuple):
-    """``length`` seqs from ``first`` on."""
+    """``length`` contiguous seqs, starting at ``first``."""
 
     first: int
     length: int
 
 
 IndexRun: TypeAlias = tuple[int, int]
-"""Records ``start`` to ``stop`` (exclusive) of one entry. A plain tuple: hot loops make many."""
+"""Records ``start`` to ``stop`` (exclusive) of one entry. A plain tuple, because hot loops create
+many of them.
+"""
 
 
 def seq_ranges(pairs: Collection[Iterable[int]]) -> tuple[SeqRange, ...]:
-    """Ranges as they come back from the disk: pairs of first and last."""
-    if not pairs:  # of most topics
+    """Return ranges decoded from a file, which contains pairs of first and last."""
+    if not pairs:  # the usual case
         return ()
     return tuple(SeqRange(first, last) for first, last in pairs)
 
 
 def joined(ranges: tuple[SeqRange, ...], more: SeqRange) -> tuple[SeqRange, ...]:
-    """``ranges`` and one that does not begin before their last; adjacent ones become one."""
+    """Add a range that does not begin before the last of ``ranges``. It is merged with the last one
+    if they overlap or are adjacent.
+    """
     if ranges and more.first <= ranges[-1].last + 1:
         return (*ranges[:-1], SeqRange(ranges[-1].first, max(more.last, ranges[-1].last)))
     return (*ranges, more)
 
 
 def united(ranges: Iterable[SeqRange], more: Iterable[SeqRange]) -> tuple[SeqRange, ...]:
-    """The union of both, in order; ranges that overlap or are adjacent become one."""
+    """Return the union of both in order, with overlapping and adjacent ranges merged."""
     found: tuple[SeqRange, ...] = ()
     for each in sorted((*ranges, *more)):
         found = joined(found, each)
@@ -53,7 +57,7 @@ def united(ranges: Iterable[SeqRange], more: Iterable[SeqRange]) -> tuple[SeqRan
 
 
 def runs_of_seqs(seqs: Iterable[int]) -> list[SeqRun]:
-    """Rising seqs as the fewest runs."""
+    """Combine ascending seqs into as few runs as possible."""
     runs: list[SeqRun] = []
     first = end = 0
     for seq in seqs:

@@ -175,9 +175,9 @@ def test_the_table_of_a_run_matches_its_struct() -> None:
 @pytest.mark.parametrize(
     ("after", "frame"),
     [
-        ("TOPIC: a topic made", FRAMES[3]),
+        ("TOPIC: a topic was created", FRAMES[3]),
         ("START: a process began", FRAMES[4]),
-        ("ROUTER_SET: a router made", MADE),
+        ("ROUTER_SET: a router was created", MADE),
     ],
     ids=["TOPIC", "START", "ROUTER_SET"],
 )
@@ -195,7 +195,7 @@ def test_the_table_of_the_floors_matches_their_tuple() -> None:
 
 
 def test_the_tables_of_a_lease_list_its_operations_and_their_keys() -> None:
-    rows = table(DOC, "LEASE: what happened")
+    rows = table(DOC, "LEASE: a change of the state")
     assert {row["name"]: int(row["op"]) for row in rows} == {op.name: op.value for op in LeaseOp}
     for row, said in zip(rows, (CLAIMED, RELEASED._replace(error="why"), DYING), strict=True):
         frame = lease_frame(5, 1000, said)

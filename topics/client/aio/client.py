@@ -188,7 +188,7 @@ class AsyncTopic:
 
     async def delete(self, *, before: int | None = None, tag: str | None = None) -> values.Deleted:
         """Delete the records before a seq, those with a tag, or both (§5). A ``*`` at the end of
-        the tag stands for any characters.
+        the tag matches any characters.
         """
         return await self.client.call(calls.delete_records(self.name, before=before, tag=tag))
 
@@ -257,7 +257,7 @@ class AsyncQueue(AsyncTopic):
         return settled.skipped
 
     def leases(self, node: str | None = None) -> AsyncIterator[values.Lease]:
-        """Yield the leases of the queue, those of ``node`` if it is given."""
+        """Yield the leases of the queue, or only the leases of ``node`` if it is given."""
         return self.client.pages(lambda cursor: calls.list_leases(self.name, cursor, node))
 
     async def redrive(
@@ -268,8 +268,8 @@ class AsyncQueue(AsyncTopic):
         before: int | None = None,
         limit: int | None = None,
     ) -> values.Redriven:
-        """Move dead letters of this topic back to their queue, or ``to`` another topic: those with
-        a ``tag``, those ``before`` a seq, at most ``limit``.
+        """Move dead letters of this topic back to their queue, or ``to`` another topic: only dead
+        letters with the ``tag`` and ``before`` the seq, if they are given, and at most ``limit``.
         """
         call = calls.redrive(self.name, to=to, tag=tag, before=before, limit=limit)
         return await self.client.call(call)

@@ -80,7 +80,7 @@ class AsyncProducer(AsyncSender):
         return bool(self._complete) or self._is_closing or self._unacked >= self._max_unacked
 
     async def _append(self, chunk: Chunk[int]) -> None:
-        """Append a chunk. Parts of a refused chunk are appended one after the other."""
+        """Append a chunk. If it is refused, append its parts sequentially."""
         parts = [(run_key(self._run_name, chunk), chunk.records, chunk.marks)]
         while parts:
             key, records, numbers = parts.pop()
@@ -136,8 +136,8 @@ class AsyncProducer(AsyncSender):
 
 
 def refused_index(failure: Exception, count: int) -> int | None:
-    """Return the index of the record because of which an append of ``count`` records was refused,
-    or None if that is unknown.
+    """Return the index of the record that caused the refusal of an append of ``count`` records, or
+    None if that is unknown.
     """
     if not isinstance(failure, Invalid):
         return None

@@ -31,8 +31,8 @@ class Pending(NamedTuple):
 
 
 class AsyncSender(AsyncSending):
-    """Accepts records and bounds the bytes of those that are not acknowledged. A record fails after
-    the retry deadline of the client, counted from its send.
+    """Accepts records and bounds the bytes of unacknowledged records. A record fails after the
+    retry deadline of the client, counted from its send.
     """
 
     def __init__(self, name: str, client: AsyncCaller, max_unacked: int) -> None:

@@ -54,7 +54,7 @@ class AsyncStreamer(AsyncCaller):
         return AsyncOpened()
 
     async def close(self) -> None:
-        """End all watches and close all connections."""
+        """Close all watches and all connections."""
         for watch in [*self.opened]:
             await watch.close()
         await super().close()
@@ -105,7 +105,7 @@ class AsyncWatch:
         return event
 
     async def close(self) -> None:
-        """End the watch. Another thread or task that waits for an event leaves its loop."""
+        """Close the watch. Another thread or task that waits for an event leaves its loop."""
         self._stop.set()
         if not self._is_reading:
             await self._disconnect()
@@ -198,7 +198,7 @@ class AsyncWatch:
                 await stack.aclose()
 
     def _abort(self) -> None:
-        """End the wait of another thread for the next event."""
+        """Unblock another thread that waits for the next event."""
         if self._response is not None:
             shut_down(self._response.extensions["network_stream"].get_extra_info("socket"))
 

@@ -4,7 +4,7 @@ export interface Connection {
   url?: string | URL;
   /** Sent as `Authorization: Bearer KEY`. */
   key?: string;
-  /** Its abort ends the call. */
+  /** Aborting it stops the call. */
   signal?: AbortSignal;
 }
 
@@ -16,19 +16,19 @@ export interface TopicsError extends Error {
   code: string;
   /** The `error.detail` of the API. */
   detail?: Record<string, unknown>;
-  /** How long the server asks to wait before the next try. */
+  /** The pause before the next attempt that the server requests. */
   after_ms?: number;
 }
 
 export type Status =
   /** The server has responded. */
   | { state: "open" }
-  /** The connection is lost or the server is busy; the next try follows after `pause_ms`. */
+  /** The connection is lost or the server is busy. The next attempt follows after `pause_ms`. */
   | { state: "waiting"; error: TopicsError; pause_ms: number }
-  /** The server refuses, for example because the key is wrong. No further try follows. */
+  /** The server refuses, for example because the key is wrong. There are no further attempts. */
   | { state: "closed"; error: TopicsError };
 
-/** Reads JSON of the server; default: `JSON.parse`, which rounds numbers above 2⁵³. */
+/** Parses JSON of the server. Default: `JSON.parse`, which rounds numbers above 2⁵³. */
 export type Parse = (text: string) => any;
 
 /** A record to append. A queue also accepts `delay_ms` or `deliver_at`. */
@@ -43,7 +43,7 @@ export interface NewRecord {
 
 export interface Message {
   records: NewRecord[];
-  /** The node of all records that name none. */
+  /** The node of all records without a `node`. */
   node?: string;
   /** Default: a unique key for each message. */
   idempotency_key?: string;
@@ -53,7 +53,7 @@ export interface Message {
   config?: Record<string, unknown>;
 }
 
-/** What the server reports about an append. */
+/** The result of an append. */
 export interface Receipt {
   topic: string;
   first_seq: number;
@@ -70,7 +70,7 @@ export interface Receipt {
 
 export interface AppendOptions extends Connection, Message {
   topic: string;
-  /** How long to try. Default: 60,000. */
+  /** The maximum duration of all attempts. Default: 60,000. */
   timeout_ms?: number;
   parse?: Parse;
 }
@@ -106,7 +106,7 @@ export interface SubscribeOptions<Data = any> extends Connection {
   on?: {
     record?: Handler<TopicRecord<Data>>;
     tombstone?: Handler<Tombstone>;
-    /** There are no more records at present. */
+    /** All existing records have been received. */
     caughtUp?: Handler<{ topic: string; head_seq: number }>;
     /** The subscription continues with its other topics. */
     topicDeleted?: Handler<{ topic: string; head_seq: number; reason: string }>;
@@ -116,7 +116,7 @@ export interface SubscribeOptions<Data = any> extends Connection {
   id?: string;
   /** Start after this seq. Default: 0, the beginning. */
   from_seq?: number;
-  /** Start with the next record. */
+  /** Skip the existing records. */
   tail?: boolean;
   /** Records of these nodes are not received. */
   node?: string | string[];
@@ -137,21 +137,21 @@ export interface Subscription {
   readonly id: string | undefined;
 }
 
-/** Receive records. Each one comes once and in order, also after a restart of the server. */
+/** Receive records. Each record is received once and in order, even if the server restarts. */
 export function subscribe<Data = any>(options: SubscribeOptions<Data>): Subscription;
 
 /** A constructor of WebSockets. It must accept `{ headers }` if a key is given. */
 export type WebSocketConstructor = new (url: string | URL, options?: any) => any;
 
 export interface PublishOptions extends Connection, Partial<Omit<Message, "records">> {
-  /** The topic of messages that name none. */
+  /** The topic of messages without a `topic`. */
   topic?: string;
   on?: { status?: Handler<Status> };
   /** The maximum number of messages without an acknowledgement. Default: 1,000. */
   max_pending?: number;
-  /** The maximum length of their JSON together. Default: 8,388,608. */
+  /** The maximum total length of their JSON. Default: 8,388,608. */
   max_pending_chars?: number;
-  /** Default: the global one. Node.js before version 22 has none; the package `ws` fits. */
+  /** Default: the global one. Node.js before version 22 has none; use the package `ws` there. */
   WebSocket?: WebSocketConstructor;
 }
 
@@ -174,7 +174,7 @@ export interface Publisher {
       server refuses the message, if the publisher is closed before, or with the code
       `too_many_pending` if `ready` was not awaited. */
   send(message: PublishMessage): Promise<Acknowledgement>;
-  /** Resolves as soon as another message may be sent. */
+  /** Resolves when another message may be sent. */
   readonly ready: Promise<void>;
   /** The number of messages without an acknowledgement. */
   readonly pending: number;
@@ -187,9 +187,9 @@ export function publish(options: PublishOptions): Publisher;
 
 export interface Job<Data = any> extends TopicRecord<Data> {
   lease_id: string;
-  /** When the lease ends unless it is extended, in ms since 1970. */
+  /** The end of the lease unless it is extended, in ms since 1970. */
   deadline: number;
-  /** The number of deliveries, this one included. */
+  /** The number of deliveries, including this one. */
   deliveries: number;
   /** The error of the last delivery that failed. */
   last_error?: string;
@@ -202,7 +202,7 @@ export interface WorkOptions<Data = any> extends Connection {
         job is delivered again after 1, 2, 4, … seconds. `lost` aborts if another worker may have
         the job. */
     job(job: Job<Data>, lost: AbortSignal): unknown;
-    /** A handler has thrown. Default: the error is written to the console. */
+    /** A handler threw an error. Default: the error is written to the console. */
     failed?: Handler<{ job: Job<Data>; error: unknown }>;
     status?: Handler<Status>;
   };
@@ -216,9 +216,9 @@ export interface WorkOptions<Data = any> extends Connection {
 }
 
 export interface Worker {
-  /** Claim no more jobs. Resolves when all claimed jobs are settled. */
+  /** Stop claiming jobs. Resolves when all claimed jobs are settled. */
   close(): Promise<void>;
-  /** Resolves when the worker has ended and all its jobs are settled. */
+  /** Resolves when the worker has stopped and all its jobs are settled. */
   readonly finished: Promise<void>;
 }
 

@@ -6,23 +6,24 @@
 //   publish    append on one WebSocket, with many messages in flight
 //   work       claim the jobs of a queue and handle them
 //
-// All four take `url` (default: the origin of the page), `key` and `signal`. They try again while
-// the server cannot be reached or is busy. Errors have `status` (of HTTP; 0 without one) and
+// All four take `url` (default: the origin of the page), `key` and `signal`. They retry while the
+// server cannot be reached or is busy. Errors have `status` (of HTTP; 0 without one) and
 // `code`. `subscribe`, `publish` and `work` report their connection to `on.status`:
 //
 //   state      meaning                                                    with
 //   "open"     the server has responded
 //   "waiting"  the connection is lost, or the server is busy; it retries  error, pause_ms
-//   "closed"   the server refuses, for example a wrong key; it ends       error
+//   "closed"   the server refuses, for example a wrong key; no retries    error
 //
-// Without `on.status`, the error that closes is written to the console. Handlers that return a
-// promise are awaited. An exception of a handler is reported as uncaught; the next event follows.
+// Without `on.status`, an error that closes the connection is written to the console. Handlers that
+// return a promise are awaited. An exception of a handler is reported as uncaught; the next event
+// follows.
 
 const RETRIED = [0, 429, 502, 503, 504];
 const RETRIED_CODES = ["throttled", "not_ready", "shutting_down"];
 const PAUSE_FIRST_MS = 100; // doubled up to PAUSE_MAX_MS, and shortened randomly by up to a half
 const PAUSE_MAX_MS = 5000;
-const HEARTBEAT_MIN_MS = 1000; // the minimum of the server
+const HEARTBEAT_MIN_MS = 1000; // the minimum that the server accepts
 const RESPONSE_MS = 30_000; // without a response, a connection counts as lost
 const MESSAGE_MAX_CHARS = 16 * 2 ** 20; // the server closes the socket after a longer message
 const TOO_LONG = 1009; // the code of that close
@@ -42,7 +43,7 @@ const lost = (cause) =>
 const uniqueKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)),
   (byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** Return the pauses of a sequence of failures. */
+/** Return the pauses between retries, which grow with each failure. */
 function pauses() {
   let next_ms = PAUSE_FIRST_MS;
   return {
@@ -56,7 +57,7 @@ function pauses() {
   };
 }
 
-/** Wait until the time is over or the signal aborts. */
+/** Wait for a time, or until the signal aborts. */
 const sleep = (ms, signal) => new Promise((resolve) => {
   function end() {
     clearTimeout(timer);
@@ -84,7 +85,7 @@ async function call(handler, ...events) {
   }
 }
 
-/** Report that the server refuses. */
+/** Report that the server refuses the connection. */
 async function closed(on, error) {
   if (!on.status) console.error(error);
   await call(on.status, { state: "closed", error });
@@ -166,8 +167,8 @@ export async function append({ url, key, topic, signal, timeout_ms = 60_000, par
 
 // Subscribe
 
-/** Receive the records of topics. Each record comes once and in order, also after a restart of the
-    server. Lost records are reported by a tombstone in their place. */
+/** Receive the records of topics. Each record is received once and in order, even if the server
+    restarts. A tombstone reports lost records at their position. */
 export function subscribe({ url, key, topics, on = {}, id, signal, heartbeat_ms = 15_000,
   parse = JSON.parse, ...parameters }) {
   const { headers, at } = server({ url, key }), address = at("/v0/watch");
@@ -183,7 +184,7 @@ export function subscribe({ url, key, topics, on = {}, id, signal, heartbeat_ms 
     if (!closing.signal.aborted) await call(on[handler], event);
   }
 
-  async function received(promise) { // within twice the heartbeat
+  async function received(promise) { // fails after two heartbeat intervals
     const silent = new Error(`nothing was received for ${silence_ms} ms`);
     const watchdog = setTimeout(() => connection.abort(silent), silence_ms);
     try {
@@ -215,7 +216,7 @@ export function subscribe({ url, key, topics, on = {}, id, signal, heartbeat_ms 
       throw failure(200, "bad_answer", "the response is not an event stream");
     await tell("status", { state: "open" });
     const reader = response.body.getReader(), decoder = new TextDecoder();
-    let line = "", event = {}; // both may be incomplete
+    let line = "", event = {}; // both may be incomplete at the end of a chunk
     for (let chunk; !(chunk = await received(reader.read())).done;) {
       const lines = decoder.decode(chunk.value, { stream: true }).split("\n");
       lines[0] = line + lines[0];
@@ -284,7 +285,7 @@ export function publish({ url, key, on = {}, signal, max_pending = 1000,
 
   const isFull = () => pending.size >= max_pending || chars >= max_pending_chars;
   const transmit = (message) => {
-    if (socket.readyState === 1) socket.send(message.text); // else it is sent after the reconnect
+    if (socket.readyState === 1) socket.send(message.text); // or after the reconnect
   };
 
   function settle(message, outcome, value) {
@@ -315,7 +316,7 @@ export function publish({ url, key, on = {}, signal, max_pending = 1000,
     else if (error) settle(message, "reject", error);
   }
 
-  /** Return why the socket has ended. */
+  /** Return the reason why the socket was closed. */
   const session = () => new Promise((resolve) => {
     const own = socket;
     let reason, wasOpen = false, watchdog;
@@ -326,7 +327,7 @@ export function publish({ url, key, on = {}, signal, max_pending = 1000,
       own.close();
       resolve(error);
     }
-    own.watch = () => { // called while something is expected
+    own.watch = () => { // called while a message is expected
       clearTimeout(watchdog);
       if (wasOpen && !pending.size) return;
       const silent = new Error(`nothing was received for ${RESPONSE_MS} ms`);
@@ -345,15 +346,15 @@ export function publish({ url, key, on = {}, signal, max_pending = 1000,
     own.onclose = ({ code }) => end(reason
       ?? failure(0, "connection_lost", `the socket has closed with code ${code}`,
         { close: code, wasOpen }));
-    own.onerror = () => { // in Node.js 20 no close follows a refused handshake
+    own.onerror = () => { // in Node.js 20 a refused handshake causes no close event
       if (!wasOpen) own.onclose({ code: 1006 });
     };
     closing.signal.addEventListener("abort", end);
     own.watch();
   });
 
-  /** Return the error of a socket, or a better one: browsers hide why a handshake is refused, and a
-      plain request is refused for the same reason. */
+  /** Return the error of a socket. Browsers hide the reason of a refused handshake, so send a plain
+      request, which is refused for the same reason. */
   async function explained(error) {
     if (error.code === "unauthorized") return Object.assign(error, { status: 401 });
     if (error.close === TOO_LONG && pending.size) {

@@ -186,7 +186,7 @@ class Topic:
 
     def delete(self, *, before: int | None = None, tag: str | None = None) -> values.Deleted:
         """Delete the records before a seq, those with a tag, or both (§5). A ``*`` at the end of
-        the tag stands for any characters.
+        the tag matches any characters.
         """
         return self.client.call(calls.delete_records(self.name, before=before, tag=tag))
 
@@ -255,7 +255,7 @@ class Queue(Topic):
         return settled.skipped
 
     def leases(self, node: str | None = None) -> Iterator[values.Lease]:
-        """Yield the leases of the queue, those of ``node`` if it is given."""
+        """Yield the leases of the queue, or only the leases of ``node`` if it is given."""
         return self.client.pages(lambda cursor: calls.list_leases(self.name, cursor, node))
 
     def redrive(
@@ -266,8 +266,8 @@ class Queue(Topic):
         before: int | None = None,
         limit: int | None = None,
     ) -> values.Redriven:
-        """Move dead letters of this topic back to their queue, or ``to`` another topic: those with
-        a ``tag``, those ``before`` a seq, at most ``limit``.
+        """Move dead letters of this topic back to their queue, or ``to`` another topic: only dead
+        letters with the ``tag`` and ``before`` the seq, if they are given, and at most ``limit``.
         """
         call = calls.redrive(self.name, to=to, tag=tag, before=before, limit=limit)
         return self.client.call(call)

@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class Pool(Abortable, httpcore2.SyncBackend):
-    """Connections to one server. ``connections`` counts those that were opened. A forked process
-    opens its own, because two processes would read each other's responses.
+    """Connections to one server. ``connections`` is the total number of opened connections. A
+    forked process opens its own, because two processes would read each other's responses.
     """
 
     def __init__(self, target: Target, connect_s: float) -> None:

@@ -5,7 +5,7 @@
                    '<-- acknowledgements, in any order across topics --'
 
 Messages are sent without waiting for the acknowledgements of earlier ones. After the connection is
-lost, or the server asks to wait, all pending messages are sent again over a new connection, in
+lost, or the server requests a pause, all pending messages are sent again over a new connection, in
 order and with their idempotency keys, so each record is stored once. A record that the server
 refused temporarily, because it was throttled or its shard was restarting, may be stored after later
 ones: messages that were already sent may arrive when the shard serves again.
@@ -191,5 +191,5 @@ class Publisher(Sender):
 
 
 def shut_down_socket(socket: Any) -> None:
-    """End the waits of other threads for a WebSocket."""
+    """Unblock other threads that read from or write to a WebSocket."""
     shut_down(socket.socket)

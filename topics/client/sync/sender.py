@@ -32,8 +32,8 @@ class Pending(NamedTuple):
 
 
 class Sender(Sending):
-    """Accepts records and bounds the bytes of those that are not acknowledged. A record fails after
-    the retry deadline of the client, counted from its send.
+    """Accepts records and bounds the bytes of unacknowledged records. A record fails after the
+    retry deadline of the client, counted from its send.
     """
 
     def __init__(self, name: str, client: Caller, max_unacked: int) -> None:

@@ -55,7 +55,7 @@ class Streamer(Caller):
         return Opened()
 
     def close(self) -> None:
-        """End all watches and close all connections."""
+        """Close all watches and all connections."""
         for watch in [*self.opened]:
             watch.close()
         super().close()
@@ -104,7 +104,7 @@ class Watch:
         return event
 
     def close(self) -> None:
-        """End the watch. Another thread or task that waits for an event leaves its loop."""
+        """Close the watch. Another thread or task that waits for an event leaves its loop."""
         self._stop.set()
         if not self._is_reading:
             self._disconnect()
@@ -197,7 +197,7 @@ class Watch:
                 stack.close()
 
     def _abort(self) -> None:
-        """End the wait of another thread for the next event."""
+        """Unblock another thread that waits for the next event."""
         if self._response is not None:
             shut_down(self._response.extensions["network_stream"].get_extra_info("socket"))
 

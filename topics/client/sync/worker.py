@@ -3,7 +3,7 @@
 
     client.queue("jobs").worker().run(handle, concurrency=4)
 
-    with client.queue("jobs").worker() as worker:   # one job after the other
+    with client.queue("jobs").worker() as worker:   # one job at a time
         for job in worker:
             with job:
                 handle(job)
@@ -188,7 +188,9 @@ class Worker(Working):
         return bool(jobs) or not self._drain
 
     def settle(self, job: Job, what: str, fields: dict[str, Any]) -> bool:
-        """Ack or nack a job, unless it is lost. Without the server, retry until its lease ends."""
+        """Ack or nack a job, unless it is lost. While the server is unavailable, retry until the
+        lease expires.
+        """
         with self._lock:
             self._held.pop(job.record.lease_id, None)
         if job.lost:
@@ -200,13 +202,15 @@ class Worker(Working):
         except TopicsError as failure:
             is_temporary = isinstance(failure, ConnectionLost) or failure.is_temporary
             if retry.deadline < inf or not is_temporary:
-                raise  # otherwise the lease ends before the next attempt
+                raise  # the lease expires before the next attempt
             LOG.warning("%s of job %s#%d failed: %s", what, job.topic, job.seq, failure)
             return False
         return not settled.skipped
 
     def release(self, jobs: list[Job]) -> None:
-        """Release jobs that are not handled. Log a failure, because leases end by themselves."""
+        """Release jobs that are not handled. Log a failure instead of raising it, because leases
+        expire.
+        """
         with self._lock:
             held = [job.record for job in jobs if self._held.pop(job.record.lease_id, None)]
             self._ready = [job for job in self._ready if job not in jobs]

@@ -1,1 +1,1 @@
-"""Bytes of clients: request bodies, answers, watch options, WebSocket frames."""
+"""The bytes of the API: request bodies, responses, watch options, WebSocket frames."""

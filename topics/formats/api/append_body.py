@@ -30,7 +30,8 @@ _NOTHING = Raw(b"")
 
 class RecordIn(msgspec.Struct, gc=False):
     """One record of a write. ``data`` and ``meta`` are the exact bytes that were sent; an absent
-    ``meta`` is empty. Of ``delay_ms`` and ``deliver_at``, which delay a job, at most one is there.
+    ``meta`` is empty. At most one of ``delay_ms`` and ``deliver_at``, which delay a job, is
+    present.
     """
 
     data: Raw
@@ -53,7 +54,7 @@ class AppendBody(msgspec.Struct, gc=False):
 
 
 class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record that was sent with data alone, as most are."""
+    """A record that has only data, which is the usual case."""
 
     data: Raw
     tag: ClassVar[None] = None

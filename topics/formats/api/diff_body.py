@@ -37,8 +37,8 @@ class DiffBody(msgspec.Struct):
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """A read with defaults and clamps applied (§3). It ends at ``until_seq``; without data there is
-    no meta either.
+    """A read with defaults and clamps applied (§3). ``until_seq`` is the last seq to read. If data
+    is excluded, meta is excluded as well.
     """
 
     from_seq: int = 0
@@ -76,8 +76,8 @@ def decode_diff(body: Buffer, limits: Limits) -> Diff:
 
 
 class TagMatch(NamedTuple):
-    """Which tags a delete (§5) or a router (§6) is about: ``Eq`` the text itself, ``Glob`` every
-    tag that begins with it.
+    """The tags that a delete (§5) or a router (§6) matches: with ``Eq`` the tag ``text``, with
+    ``Glob`` every tag that begins with it.
     """
 
     op: Literal["Eq", "Glob"]

@@ -1,7 +1,8 @@
-"""Members of a JSON object: taken out, put in and read without a change to the bytes of the others.
+"""Members of a JSON object: removes, adds and reads members without changing the bytes of others.
 
-An object is valid JSON as a client sent it, so white space may stand anywhere and a key may have
-escapes. ``b""`` stands for no object. No nesting is too deep: nothing here recurses.
+An object is valid JSON as a client sent it, so it may contain white space between tokens, and
+escapes in keys. ``b""`` means that there is no object. Any nesting depth is supported, because
+these functions are not recursive.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-# A string, or one character that matters outside of strings.
+# A string, or a structural character.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}:,]', re.DOTALL)
 _SPACE = b" \t\n\r"
 
 
 class _Member(NamedTuple):
-    """``text``: all between two commas; ``value``: as it was sent, without space around it."""
+    """``text`` is everything between two commas. ``value`` is the value without white space around
+    it.
+    """
 
     key: str
     text: bytes
@@ -26,7 +29,9 @@ class _Member(NamedTuple):
 
 
 def without_members(obj: bytes, drop: Callable[[str], bool]) -> bytes:
-    """The object without the members whose keys ``drop`` names; b"" when none is left."""
+    """Return the object without the members for whose keys ``drop`` returns true, or b"" if no
+    members remain.
+    """
     members = [*_members(obj)]
     kept = [member.text for member in members if not drop(member.key)]
     if not kept:
@@ -35,7 +40,7 @@ def without_members(obj: bytes, drop: Callable[[str], bool]) -> bytes:
 
 
 def with_members(obj: bytes, extra: bytes) -> bytes:
-    """The object with more members at its end: ``extra`` holds them, joined by commas."""
+    """Return the object with the members ``extra``, joined by commas, added at its end."""
     if not extra:
         return obj
     inner = obj[obj.find(b"{") + 1 : obj.rfind(b"}")]
@@ -43,7 +48,7 @@ def with_members(obj: bytes, extra: bytes) -> bytes:
 
 
 def member(obj: bytes, name: str) -> bytes | None:
-    """The value of a member, the last one of that name; None without one."""
+    """Return the value of the last member with this name, or None if there is none."""
     found = None
     for each in _members(obj):
         if each.key == name:

@@ -19,7 +19,7 @@ of the error contains the limit as ``max``:
 A WebSocket message has at most WEBSOCKET_MESSAGE_MAX_BYTES and at most TOPICS_MAX_BODY_BYTES. If it
 is longer, the socket is closed with the code 1009.
 
-Topic names are checked with their pattern. The length of a query string is limited as a whole
+Topic names are checked with their pattern. The complete query string also has a length limit
 (`topics.front.queries`).
 """
 

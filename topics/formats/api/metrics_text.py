@@ -6,9 +6,10 @@
     topics_wal_fsync_latency_us_bucket{le="500"} 84120       cumulative, up to le="+Inf"
     topics_topics_by_class{class="fsync"} 12
 
-The JSON object has a member for each family, by its name: a number where the family has no labels,
-else a list of objects with the labels and the ``value``. In place of a number a histogram has
-``{"buckets": [{"le", "count"}], "sum", "count"}``. Both come series by series.
+The JSON object has a member for each family, named after it. Its value is a number if the family
+has no labels, otherwise a list of objects with the labels and the ``value``. The value of a
+histogram is ``{"buckets": [{"le", "count"}], "sum", "count"}`` instead of a number. Both forms are
+rendered in chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-STEP_ROWS: Final = 256  # of a column, rendered at once
+STEP_ROWS: Final = 256  # rows of a column that are rendered in one step
 MEDIA_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _TO_ESCAPE: Final = frozenset('\\"\n')
@@ -38,8 +39,8 @@ class MetricKind(StrEnum):
 
 
 class Histogram(NamedTuple):
-    """``buckets`` counts the observations up to each bound, not those of smaller bounds, and at
-    its end those above the last bound.
+    """``buckets`` contains the number of observations between the previous and each bound. Its
+    last item is the number of observations above the last bound.
     """
 
     bounds: Sequence[int]
@@ -47,7 +48,7 @@ class Histogram(NamedTuple):
     sum: int
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """Each bound, and the observations up to it."""
+        """Return each bound with the number of observations up to it."""
         return [*zip([*map(str, self.bounds), "+Inf"], accumulate(self.buckets), strict=True)]
 
 
@@ -56,12 +57,13 @@ Series: TypeAlias = tuple[tuple[tuple[str, str], ...], Value]  # labels and valu
 
 
 class Column:
-    """Series with one label, which names the rows of a table: one column of it. There may be very
-    many, so they are rendered some hundred at a time, and the labels once for all columns.
+    """The series of a family with one label: a column of a table whose rows are named by the label.
+    A table may have many rows, so they are rendered in steps of `STEP_ROWS`, and the labels are
+    rendered once for all columns.
     """
 
     def __init__(self, label: str, names: Sequence[str], values: Sequence[int | None]) -> None:
-        """A row whose value is None has no series."""
+        """Create a column. Rows whose value is None are omitted."""
         self._label, self._names, self.values = label, names, values
         if not _TO_ESCAPE.isdisjoint("".join(names)):
             names = [name.translate(_LABEL_ESCAPES) for name in names]
@@ -72,18 +74,18 @@ class Column:
         return ((((self._label, name),), value) for name, value in rows if value is not None)
 
     def with_values(self, values: Sequence[int | None]) -> Column:
-        """Another column of the same rows."""
+        """Return another column with the same rows."""
         column = copy(self)
         column.values = values
         return column
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """Lines of text."""
+        """Yield the series in the text format, in steps of several lines."""
         for rows in self._steps(self._shown):
             yield "".join([f"{name}{shown} {value}\n" for shown, value in rows]).encode()
 
     def items(self) -> Iterator[bytes]:
-        """JSON objects, a comma between two of a step."""
+        """Yield the series as JSON objects, in steps of several objects joined by commas."""
         for rows in self._steps(self._names):
             items = [{self._label: name, "value": value} for name, value in rows]
             yield msgspec.json.encode(items)[1:-1]
@@ -98,7 +100,7 @@ class Column:
 
 
 class MetricFamily(NamedTuple):
-    """All values of one name. Every series has the same label names."""
+    """A metric with all its series, which have the same label names."""
 
     name: str
     kind: MetricKind
@@ -107,7 +109,7 @@ class MetricFamily(NamedTuple):
 
 
 def text_chunks(families: Iterable[MetricFamily]) -> Iterator[bytes]:
-    """The exposition text of all families, those without a value included."""
+    """Yield the exposition text of all families, including families without a value."""
     for name, kind, text, series in families:
         lines = [_head(name, kind, text)]
         if isinstance(series, Column):
@@ -143,8 +145,8 @@ def _braces(pairs: list[str]) -> str:
 
 
 def json_chunks(families: Iterable[MetricFamily], tail: bytes) -> Iterator[bytes]:
-    """The JSON object of all families, those without a value included. ``tail``: its last members,
-    and the end of the object.
+    """Yield the JSON object of all families, including families without a value. ``tail`` contains
+    the last members and the end of the object.
     """
     yield b"{"
     for name, _, _, series in families:

@@ -85,7 +85,7 @@ class Redrive(NamedTuple):
     """A checked redrive of up to ``limit`` records.
 
     ``before_seq`` and ``match`` restrict the records unless they are None. If ``to`` is None, each
-    record is moved to the topic from which it came.
+    record is moved to its original topic.
     """
 
     to: str | None

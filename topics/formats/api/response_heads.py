@@ -83,7 +83,9 @@ def chunk_start(length: int) -> bytes:
 
 
 def chunk_of(data: bytes) -> bytes:
-    """Return data as one chunk. Return b"" for no data, because an empty chunk ends the body."""
+    """Return data as one chunk. Return b"" for no data, because an empty chunk would terminate the
+    body.
+    """
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 

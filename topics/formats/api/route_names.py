@@ -1,7 +1,7 @@
-"""Route names: the routes by their numbers, and the statuses by theirs, as counters have them.
+"""Route names: the numbers that counters use for routes and for response statuses.
 
-Both tables are append only while a server runs: a front that is restarted goes on with the words of
-its predecessor (`topics.actors.link.counters`). A table here may grow, and nothing in it moves.
+Add new entries only at the end of these tables. A restarted front continues to use the counters of
+its predecessor (`topics.actors.link.counters`), so the number of an entry must not change.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-OTHER_ROUTE: Final = 0  # of a request that no route has: malformed, of an unknown path, a preflight
-OTHER_STATUS: Final = 0  # no answer was sent, or one with a status that the table lacks
+OTHER_ROUTE: Final = 0  # a malformed request, an unknown path, or a CORS preflight
+OTHER_STATUS: Final = 0  # no response was sent, or its status is not in the table
 
 # Append only.
 ROUTE_NAMES: Final = (

@@ -38,13 +38,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     guarantee: Guarantee = "at_least_once"
 
     def as_json(self) -> dict[str, Any]:
-        """The members that answers echo, in the contract's order; ``filter`` as the tuple."""
+        """Return the config as in responses, in the order of the API document. ``filter`` has its
+        request form.
+        """
         return {**msgspec.structs.asdict(self), "filter": _tuple_of(self.filter)}
 
 
 class RouterPatch(msgspec.Struct, kw_only=True):
-    """Body of ``PUT /v0/routers/:router`` (§6), checked. ``create_dest`` is about this request
-    alone.
+    """Body of ``PUT /v0/routers/:router`` (§6), checked. ``create_dest`` only applies to this
+    request and is not stored.
     """
 
     source: str
@@ -52,7 +54,7 @@ class RouterPatch(msgspec.Struct, kw_only=True):
     create_dest: bool = True
     preserve_node: bool | UnsetType = UNSET
     preserve_tag: bool | UnsetType = UNSET
-    filter: Any = UNSET  # once it is checked: TagMatch | UnsetType | None
+    filter: Any = UNSET  # after the check: TagMatch | UnsetType | None
     allow_cycle: bool | UnsetType = UNSET
     guarantee: str | UnsetType = UNSET
 

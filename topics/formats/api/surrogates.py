@@ -1,4 +1,4 @@
-r"""Lone surrogates: ``"\ud800"`` is JSON by its grammar, but no character, and has no UTF-8."""
+r"""Lone surrogates: ``"\ud800"`` matches the grammar of JSON, but cannot be encoded as UTF-8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from topics.formats.buffers import Buffer
 
 SEARCH_MAX_BYTES = 1 << 16  # searched in up to 10 ms
 
-# Everything up to the first escape of one half of a pair without its other half.
+# Matches everything before the first escaped surrogate that is not part of a pair.
 _PAIRED = re.compile(
     rb"(?>[^\\]+|\\[^u]|\\u(?![dD][89a-fA-F])"
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*",
@@ -17,7 +17,9 @@ _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def lone_surrogate(text: Buffer) -> int | None:
-    """Byte offset of the first escaped one; None without one, and in a text above 64 KiB."""
+    """Return the byte offset of the first escaped lone surrogate, or None if there is none. Texts
+    above 64 KiB are not searched.
+    """
     if len(text) > SEARCH_MAX_BYTES:
         return None
     found = _PAIRED.match(text)
@@ -25,5 +27,7 @@ def lone_surrogate(text: Buffer) -> int | None:
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether a string holds half of a pair. A command line argument that is no UTF-8 does."""
+    """Return whether a string contains a surrogate, as a command line argument does if it is not
+    valid UTF-8.
+    """
     return any("\ud800" <= character <= "\udfff" for character in text)

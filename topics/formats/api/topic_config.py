@@ -1,4 +1,4 @@
-"""Topic config (§0.10): its defaults, the merge of a request, its limits and clamps."""
+"""Topic config (§0.10): defaults, limits and clamps, and the merge of a request into a config."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def durable(self) -> bool:
-        """The shorthand of §0.10: true for class ``fsync`` alone."""
+        """Whether the durability is ``fsync`` (the shorthand field of §0.10)."""
         return self.durability == "fsync"
 
     def as_json(self) -> dict[str, Any]:
-        """The object that answers echo, in the contract's order."""
+        """Return the config as in responses, with the fields in the order of the API document."""
         fields = msgspec.structs.asdict(self)
         head = {
             name: fields.pop(name)
@@ -59,23 +59,25 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DEFAULTS = TopicConfig()
-SHARED_MAX = 1024  # configs
+SHARED_MAX = 1024  # number of configs
 
 
 @lru_cache(maxsize=SHARED_MAX)
 def shared_config(config: TopicConfig) -> TopicConfig:
-    """The config itself, or one that is equal and in use: many topics have the same."""
+    """Return an equal config that is already in use, if there is one. This saves memory, because
+    many topics have equal configs.
+    """
     return config
 
 
 @lru_cache(maxsize=SHARED_MAX)
 def config_json(config: TopicConfig) -> bytes:
-    """`TopicConfig.as_json` as text."""
+    """Return the result of `TopicConfig.as_json` as JSON text."""
     return json_bytes(config.as_json())
 
 
 class TopicConfigPatch(msgspec.Struct, kw_only=True):
-    """The fields of a config that a request names: only these change."""
+    """The fields of a config that a request sets; all other fields keep their values."""
 
     type: Kind | UnsetType = UNSET
     ttl_ms: int | UnsetType = UNSET
@@ -109,7 +111,8 @@ _UNSIGNED = (
 
 
 def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> TopicConfig:
-    """``base`` with the fields of ``patch``, clamped; None stands for the defaults of a new topic.
+    """Return ``base`` with the fields of ``patch``, clamped. If ``base`` is None, use the
+    defaults instead.
 
     Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another
     ``type``.
@@ -122,7 +125,7 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
         if (value := getattr(patch, name)) is not UNSET
     }
     for name in _UNSIGNED:
-        if fields.get(name):  # most are not sent
+        if fields.get(name):  # absent in most requests
             check_u64(name, fields[name])
     durable = fields.pop("durable", None)
     if durable is not None:

@@ -59,7 +59,7 @@ class Start(msgspec.Struct):
 
 
 class ViewOptions(msgspec.Struct, kw_only=True):
-    """The members of a request that choose a `View`; bounds not yet checked."""
+    """The members of a request that determine a `View`. Their bounds are not checked yet."""
 
     node: str | list[str] | None = None
     limit: int = DEFAULT_LIMIT
@@ -71,7 +71,7 @@ class ViewOptions(msgspec.Struct, kw_only=True):
 
 
 class WatchBody(ViewOptions, kw_only=True):
-    """Body of ``POST /v0/watch``; bounds not yet checked."""
+    """Body of ``POST /v0/watch``. Its bounds are not checked yet."""
 
     topics: dict[str, Start]
     heartbeat_ms: int = HEARTBEAT_MS

@@ -1,11 +1,11 @@
-"""WebSocket frames (RFC 6455), read and written by the library `websockets`.
+"""WebSocket frames (RFC 6455), mostly parsed and serialized by the library `websockets`.
 
 `WebSocketFrameReader` turns a client's byte stream into messages and control frames. The library
-decodes, unmasks and checks single frames. The reader joins fragments and bounds messages; the
-caller checks the UTF-8 of text messages, because this takes long for a long one.
+decodes, unmasks and checks single frames. The reader joins fragments and limits the size of
+messages. The caller checks the UTF-8 of text messages, because this is slow for long messages.
 
-A server's text frame is the only one that is written here, because the library copies the payload
-twice: a page of records may have 8 MiB.
+Text frames of the server are serialized here, because the library copies the payload twice and a
+page of records may have 8 MiB. Their layout:
 
     offset  size       field     meaning
     0       1          first     0x81: FIN and TEXT
@@ -13,7 +13,7 @@ twice: a page of records may have 8 MiB.
     2       0, 2 or 8  extended  the length as a big-endian integer
     2 + x   length     payload   x is the size of ``extended``
 
-No extension is ever negotiated, so no payload is compressed.
+No extension is negotiated, so no payload is compressed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from websockets.frames import CTRL_OPCODES, Close, CloseCode, Frame, Opcode
 from websockets.streams import StreamReader
 from websockets.utils import accept_key as accept_key_of
 
-CONTROL_MAX_BYTES: Final = 125  # of a control frame's payload
+CONTROL_MAX_BYTES: Final = 125  # maximum payload of a control frame
 REASON_MAX_BYTES: Final = CONTROL_MAX_BYTES - 2
 LONG_BYTES: Final = 64 * 1024
 CHECK_BYTES: Final = 1 << 20
 
 
 class _Stream(StreamReader):
-    """Received bytes. A long payload is not copied on its way to be unmasked: one of 16 MiB takes 3
-    ms instead of 7.
+    """Received bytes. A long payload is not copied before it is unmasked, so a payload of 16 MiB
+    takes 3 ms instead of 7.
     """
 
     def read_exact(self, n: int) -> Generator[None, None, bytearray]:
-        """The next ``n`` bytes."""
+        """Return the next ``n`` bytes, and yield while they are incomplete."""
         while len(self.buffer) < n:
             yield
         if n < LONG_BYTES:
@@ -57,34 +57,35 @@ class _Stream(StreamReader):
 
 
 class WebSocketFrameReader:
-    """Whole messages (TEXT, BINARY) and control frames out of a client's byte stream.
+    """Parses the byte stream of a client into complete messages (TEXT, BINARY) and control frames.
 
-    Between two calls of `feed` it holds the bytes of one incomplete message, which are at most
-    ``max_message_bytes``, and of one frame's header; while `has_more`, also the bytes that `feed`
-    was given.
+    Between two calls of `feed` it buffers one incomplete message of at most ``max_message_bytes``
+    and one frame header. While `has_more` is set, it also buffers the rest of the bytes passed to
+    `feed`.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
         self._max = max_message_bytes
         self._stream = _Stream()
-        self._parser: Generator[None, None, Frame] | None = None  # of a frame that has begun
-        self._opcode: Opcode | None = None  # of a message whose last fragment is missing
-        self._message = io.BytesIO()  # its fragments; a list would cost many times tiny ones
+        self._parser: Generator[None, None, Frame] | None = None  # of an incomplete frame
+        self._opcode: Opcode | None = None  # of an incomplete message
+        # The fragments of the message. A list would need much more memory for tiny fragments.
+        self._message = io.BytesIO()
         self.has_more = False
-        """`feed` stopped at ``most``, perhaps with unread bytes."""
+        """Whether `feed` stopped at ``most`` frames, possibly with unread bytes."""
         self.failure: Close | None = None
-        """How the client broke the protocol or the bound: code and reason of the CLOSE to send."""
+        """Code and reason of the CLOSE to send if the client violated the protocol or a limit."""
         self.ended = False
-        """There was a CLOSE or a failure. Later bytes are ignored."""
+        """Whether a CLOSE or a failure has occurred. Later bytes are ignored."""
 
     @property
     def is_incomplete(self) -> bool:
-        """A message or a frame has begun and is not complete."""
+        """Whether a message or a frame is incomplete."""
         return self._parser is not None or self._opcode is not None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of incomplete frames and messages."""
+        """The number of buffered bytes of incomplete frames and messages."""
         return self._message.tell() + len(self._stream.buffer)
 
     def feed(self, data: bytes, most: int = sys.maxsize) -> list[Frame]:
@@ -120,7 +121,7 @@ class WebSocketFrameReader:
         return found
 
     def _next_frame(self) -> Frame | None:
-        """The next frame, or None if bytes are missing."""
+        """Return the next frame, or None if it is incomplete."""
         if self._parser is None:
             if not self._stream.buffer:
                 return None
@@ -136,8 +137,8 @@ class WebSocketFrameReader:
         return None
 
     def _joined(self, frame: Frame) -> Frame | None:
-        """The control frame, or the message that this frame completes. Raises `ProtocolError`,
-        `PayloadTooBig`.
+        """Return a control frame, or the message that this frame completes. Raises `ProtocolError`
+        or `PayloadTooBig`.
         """
         if frame.opcode in CTRL_OPCODES:
             if frame.opcode is Opcode.CLOSE:
@@ -179,7 +180,7 @@ def utf8_steps(message: bytes) -> Iterator[None]:
 
 
 def text_frame(*parts: bytes) -> bytes:
-    """A text message of a server in one frame. The caller ensures that ``parts`` are UTF-8."""
+    """Return a text message of the server as one frame. ``parts`` must be valid UTF-8."""
     length = sum(map(len, parts))
     if length <= CONTROL_MAX_BYTES:
         header = bytes((0x81, length))
@@ -191,12 +192,12 @@ def text_frame(*parts: bytes) -> bytes:
 
 
 def control_frame(opcode: Opcode, payload: bytes = b"") -> bytes:
-    """A PING, PONG or CLOSE of a server. Raises `ProtocolError` for more than 125 bytes."""
+    """Return a PING, PONG or CLOSE frame. Raises `ProtocolError` for more than 125 bytes."""
     return Frame(opcode, payload).serialize(mask=False)
 
 
 def close_frame(code: int, reason: str = "") -> bytes:
-    """A CLOSE with a code, and with as many characters of the reason as fit."""
+    """Return a CLOSE frame with a code and a reason, which is truncated to the maximum length."""
     cut = reason.encode()[:REASON_MAX_BYTES].decode(errors="ignore")
     return control_frame(Opcode.CLOSE, Close(code, cut).serialize())
 
@@ -208,10 +209,10 @@ _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
 
 
 def is_key(key: bytes) -> bool:
-    """Whether a Sec-WebSocket-Key is 16 bytes of base64 (RFC 6455 §4.2.1)."""
+    """Return whether a Sec-WebSocket-Key is 16 bytes in base64 (RFC 6455 §4.2.1)."""
     return _KEY.fullmatch(key) is not None
 
 
 def accept_key(key: bytes) -> bytes:
-    """The Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (RFC 6455 §4.2.2)."""
+    """Return the Sec-WebSocket-Accept for a Sec-WebSocket-Key (RFC 6455 §4.2.2)."""
     return accept_key_of(key.decode()).encode()

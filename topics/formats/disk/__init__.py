@@ -1,1 +1,1 @@
-"""Bytes at rest: log frames, records, segments, blobs."""
+"""The bytes of data files: log frames, records, segments, blobs."""

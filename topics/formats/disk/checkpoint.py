@@ -9,7 +9,7 @@
     32      1     clean        1: the shard was stopped in order and wrote nothing afterwards
     33      7     zero
     40      8     body_len     bytes of all chunks
-    48      ...   chunks       one after the other
+    48      ...   chunks       concatenated
 
 A chunk is a part of the body with its own checksum. A checkpoint is written and read chunk by
 chunk, so it is never completely in memory. A chunk:

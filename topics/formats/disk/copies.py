@@ -484,7 +484,7 @@ class _Gathering:
         return tails
 
     def _metas(self) -> array[int]:
-        """Return the lengths of the `meta` members of all copies so far, 0 for none."""
+        """Return the lengths of the `meta` members of all collected copies, 0 for none."""
         held = self._meta_lens
         held.frombytes(bytes(4 * (self._count - len(held))))
         return held

@@ -34,8 +34,8 @@ the body has one row for each of ``record_count`` runs of seqs, in ascending ord
 Flag DEAD_LETTERED means that the records were moved to a dead-letter topic, and are counted as
 such.
 
-TOPIC: a topic made or configured. ``first_seq`` is the highest reserved seq. At that time, no
-record in memory had a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
+TOPIC: a topic was created or configured. ``first_seq`` is the highest reserved seq. At that time,
+no record in memory had a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
 
     key        value   meaning
     name       text    of the topic
@@ -50,9 +50,9 @@ record in memory had a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
     trimmed    array   (first, last) of each range of seqs skipped for a router
     keys_from  int     idempotency keys of earlier seqs are discarded
 
-LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
+LEASE: a change of the state of ``record_count`` jobs of a queue (§10.1). ``flags`` is the op:
 
-    op  name      keys of ext  what happened
+    op  name      keys of ext  change
     1   CLAIMED   n u          leased to node "n" until "u", or the lease was extended to "u"
     2   RELEASED  u e          claimable from "u" on; "e" is the error of a nack, if it has one
     3   DYING     n            never delivered again; the move to the dead-letter topic "n" starts
@@ -63,7 +63,7 @@ LEASE: what happened to ``record_count`` jobs of a queue (§10.1). ``flags`` is 
     ext         ext_len     ext_len > 0   CBOR map
     seqs        u64[count]  always        the jobs
     numbers     u64[count]  op 1          the numbers of their leases
-    deliveries  u32[count]  always        number of deliveries of the job so far
+    deliveries  u32[count]  always        number of deliveries of each job
 
 START: a process began to write the log. It replaces all earlier reservations of `$ts`: no record in
 memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
@@ -87,8 +87,8 @@ body has a floor for each cause. Below this seq, the cause has removed records o
 
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
 
-ROUTER_SET: a router made or configured, in the log of the shard that owns all routers. It replaces
-an earlier router of the same name. Body:
+ROUTER_SET: a router was created or configured, in the log of the shard that owns all routers. It
+replaces an earlier router of the same name. Body:
 
     key        value  meaning
     name       text   of the router
@@ -100,14 +100,14 @@ an earlier router of the same name. Body:
     start      int    head of the source when the router was created
     total      int    number of records that routers of this name forwarded under earlier ids
 
-ROUTERS_GONE: routers removed. Body: an array of their ids.
+ROUTERS_GONE: routers were removed. Body: an array of their ids.
 
 FORWARD: copies that routers have appended to their dests, and the new cursor of the routers. The
 body is described in ``copies.py``: a row for each dest, a run for each range of records, and the
 records that no earlier frame of the log file contains. ``flags`` are those of the rendered copies.
 ``record_count`` is the number of copies of each dest.
 
-LOST: a repair has written it in place of unreadable frames. ``record_count`` seqs of the topic,
+LOST: written by a repair in place of unreadable frames. ``record_count`` seqs of the topic,
 starting at ``first_seq``, are lost. With ``topic_id`` 0, each topic may have lost up to
 ``record_count`` seqs after its head. The first ``ext_len`` bytes of the body are rows for more
 losses, and zeros fill the rest:

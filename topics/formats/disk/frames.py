@@ -121,7 +121,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(frame: Frame, lsn: int, durable_lsn: int, seed: int) -> list[Buffer]:
-    """Encode a frame as a list of buffers, which must be written one after the other."""
+    """Encode a frame as a list of buffers, which must be written in this order."""
     kind, topic_id, first_seq, ts_ms, count, flags, ext_len, parts, _ = frame
     body_len = sum(map(len, parts))
     tail = _TAIL.pack(

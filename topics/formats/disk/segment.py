@@ -69,10 +69,10 @@ multiple of 8, the tables. Their head:
 The tables that follow it:
 
     part          size                present     meaning
-    ends          u32[record_count]   always      end of each record in the blob, its comma included
+    ends          u32[record_count]   always      end of each record in the blob, with its comma
     node_refs     u32[record_count]   flag NODES  0: no node; n: the n-th node
     tag_refs      u32[record_count]   flag TAGS   0: no tag; n: the n-th tag
-    meta_lens     u32[record_count]   flag METAS  length of the record's meta piece, 0: none
+    meta_lens     u32[record_count]   flag METAS  length of the record's `,"meta":META`, 0: none
     chunk_crcs    u32[chunk_count]    always      crc32c of each 64 KiB of the blob
     node_ends     u32[node_count]     always      end of each node in the node bytes
     tag_ends      u32[tag_count]      always      end of each tag in the tag bytes

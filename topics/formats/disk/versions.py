@@ -30,7 +30,7 @@ VERSIONS: Final = {LOG: 2, SEGMENT: 2, CHECKPOINT: 4, BLOB: 1, META: 1}
 
 
 def other_version(head: Buffer) -> str:
-    """Return why a file that begins with ``head`` is refused.
+    """Return the reason why a file that begins with ``head`` is refused.
 
     Return an empty text if the file has the version that this program reads, or if the bytes are of
     no known kind.
@@ -43,5 +43,5 @@ def other_version(head: Buffer) -> str:
 
 
 def unknown(found: int, known: int) -> str:
-    """Return the text of every refusal because of a version."""
+    """Return the message for a file with another version."""
     return f"has format version {found}; this program reads version {known}"

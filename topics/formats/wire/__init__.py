@@ -1,1 +1,1 @@
-"""What travels between processes: ring messages, RPC envelopes, the calls table."""
+"""Messages between processes: ring messages, RPC envelopes, the table of calls."""

@@ -241,7 +241,7 @@ class TopicListResult(NamedTuple):
 
 
 class TopicDeleteParams(NamedTuple):
-    """Delete the topic with its routers; ``if_empty``: only if it holds no records."""
+    """Delete the topic with its routers; ``if_empty``: only if it contains no records."""
 
     topic: str
     if_empty: bool
@@ -324,7 +324,7 @@ class WorkOpenParams(NamedTuple):
 
 
 class WorkJobsParams(NamedTuple):
-    """Jobs for a work stream. The shard sends no more before it receives `WorkTakenParams`."""
+    """Jobs for a work stream. The shard does not send more before it receives `WorkTakenParams`."""
 
     work: int
     seqs: Sequence[int]
@@ -572,7 +572,7 @@ class MetricsParams(NamedTuple):
 
 
 class MetricsResult(NamedTuple):
-    """The first rows in the order of names. The flags tell whether rows are omitted.
+    """The first rows in the order of names. The flags indicate whether rows are omitted.
 
     Rows arrive as arrays. The receiver converts them with ``TopicMetrics._make(row)``.
     """

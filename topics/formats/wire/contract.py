@@ -1,13 +1,13 @@
-"""Typed calls and events: what one subject carries, and how its params and result travel.
+"""Typed calls and events: the params and the result of each subject, and their encoding.
 
-A `Call` is a request with one answer, an `Event` a message that nobody answers. The params of both
-and the result of a call are NamedTuples. A NamedTuple travels as an array of its fields in order,
-so a message has no field names; the receiver makes the NamedTuple again from the array.
+A `Call` is a request with one response, an `Event` is a message without a response. The params of
+both and the result of a call are NamedTuples. A NamedTuple is sent as an array of its fields in
+order, so a message contains no field names. The receiver creates the NamedTuple from the array.
 
-Both ends run the same version of this program: an array always holds every field, and its length
-is not checked. A default value only spares the sender a field that it does not need.
+Both processes run the same version of this program, so an array always contains all fields, and its
+length is not checked. Default values only allow the sender's code to omit fields.
 
-Values inside of params and results are not made again: a nested tuple arrives as a list.
+Values in params and results are not converted: a nested tuple is received as a list.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Generic[P, R]):
-    """A request under ``subject`` and its answer.
+    """A request with the subject ``subject``, and its response.
 
-    ``is_write``: the shard answers only after the log has written the frames of the request.
+    ``is_write``: the shard responds only after the log has written the frames of the request.
     """
 
     method: str
@@ -40,7 +40,7 @@ class Call(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event(Generic[P]):
-    """A message under ``subject`` without an answer."""
+    """A message with the subject ``subject``, without a response."""
 
     method: str
     params: type[P]
