@@ -45,8 +45,13 @@ def read(
     - ``request.until_seq`` bounds the records of the page. A tombstone may extend beyond it,
     because
       a loss is always reported completely.
+
+    Implements §3.1 to §3.3. Reading changes nothing in the topic. Damage never raises: it is
+    reported in the page.
     """
     start = request.from_seq if from_seq is None else from_seq
+    # Clamp the bounds first. From here on, ``last`` is at most ``head``, and ``head`` is at most
+    # the head of the topic.
     head = topic.head_seq if head_seq is None else min(head_seq, topic.head_seq)
     last = head if request.until_seq is None else min(request.until_seq, head)
     page = Page(start, min(start, topic.head_seq), head, min(topic.start_seq, head + 1), None)
@@ -66,6 +71,8 @@ def read(
         if topic.start_seq > last:
             last = head
         page.report_gap(SeqRange(start + 1, min(topic.start_seq - 1, last)), _cause(topic, start))
+    # If the cursor is at the last seq, there is nothing to read. The page then confirms the
+    # position.
     if start < last:
         _Reader(topic, request, store, page, last).fill_page()
     return page
@@ -76,6 +83,8 @@ def _cause(topic: Topic, from_seq: int) -> str:
 
     The reason is ``mixed`` if several floors are above the cursor, and for losses at a restart.
     """
+    # A floor is the seq below which records were removed for one cause. A cursor below exactly
+    # one floor has one cause.
     floors = topic.floors
     causes = {
         "cap": floors.cap,
@@ -123,15 +132,21 @@ class _Reader:
         self._topic, self._request, self._store, self._page = topic, request, store, page
         self._index = topic.index
         is_filtered = request.nodes and topic.committed.dedupe_node
+        # Without ``dedupe_node``, all readers get all records, and the filter of nodes has no
+        # effect (§4).
         self._nodes = json_nodes(request.nodes) if is_filtered else frozenset[bytes]()
         self._budget = request.max_batch_bytes
         self._scanned = 0
         self._damage: _Damage | None = None  # the next damage, in the entry at ``_at``
+        # False after the first write from which this reader does not get all fields or all
+        # records. Checking each of the following writes would cost more than it saves.
         self._may_take_unchanged = True
         self._seek(max(page.from_seq + 1, topic.start_seq), last)
 
     def fill_page(self) -> None:
         """Read until the page is full or the last seq is reached."""
+        # Alternate between the fast loop and single steps. The fast loop is entered only after
+        # `_step` has reached another entry, because it cannot begin in the middle of an entry.
         self._take_complete_entries()
         at = self._at
         while self._step():
@@ -144,6 +159,8 @@ class _Reader:
 
     def _seek(self, seq: int, last: int) -> None:
         """Continue the read at ``seq``, up to ``last``."""
+        # The last seq may be inside an entry. Such an entry is examined, but never taken
+        # completely, so that the page does not extend beyond ``last``.
         topic, index = self._topic, self._index
         self.seq, self._last = min(seq, last + 1), last
         if last == topic.head_seq:
@@ -155,6 +172,7 @@ class _Reader:
                 self._end += 1
             self._cut_at = end if is_cut else -1
         self._at = index.find(self.seq) if self.seq <= last else self._end
+        # Most topics have no losses. They skip the search.
         has_losses = topic.losses or topic.damaged or topic.trimmed
         self._loss = next_loss(topic, self.seq, last) if has_losses else None
 
@@ -166,12 +184,16 @@ class _Reader:
 
     def _step(self) -> bool:
         """Take one step. Return False if the page ends before ``seq``."""
+        # After the last entry, use an empty entry that begins after the last seq. So a loss
+        # between the last entry and the head is reported, too.
         first_seq, count, locator, size = (
             self._index.entry(self._at)
             if self._at < self._end
             else (self._last + 1, 0, _NOWHERE, 0)
         )
+        # The entry that extends beyond the last seq ends there for this reader.
         end = first_seq + count if self._at != self._cut_at else self._last + 1
+        # Seqs between two entries have no live records. Move over them.
         self.seq = max(self.seq, first_seq)
         # Losses and damage come first, because the records after them must not precede their
         # tombstone.
@@ -181,6 +203,9 @@ class _Reader:
             return self._pass_damage(self._damage, end)
         if self._at == self._end:
             return False
+        # The limit of examined records is reached. A filter may skip any number of records, and
+        # the shard must serve others in between. If the page has no result yet, the caller
+        # continues the read later.
         if self._scanned >= SCAN_RECORDS_MAX:
             self._page.unfinished = not self._page.completes_poll
             return False
@@ -189,6 +214,8 @@ class _Reader:
             self._scanned += 1
             self._pass_to(end, end)
             return True
+        # Damage shows only when the entry is read. Find the damaged records, and let the next
+        # step report them in order.
         try:
             return self._take_records(first_seq, end, locator)
         except Unreadable:
@@ -216,6 +243,8 @@ class _Reader:
         # An entry has at least one record, so at most ``count_max`` entries fit.
         stop = min(self._end if self._cut_at < 0 else self._cut_at, at + count_max)
         known_flags = -1
+        # The next loss ends the fast loop, because its tombstone must precede the records after
+        # it.
         stop_seq = self._last + 1 if self._loss is None else self._loss.first
         may_scan = SCAN_RECORDS_MAX - self._scanned
         try:
@@ -245,6 +274,8 @@ class _Reader:
                 at += 1
         except Unreadable:
             pass  # `_step` reads the entry again and reports the damage
+        # Update the page and the position once, also after damage: the chunks that were taken
+        # before it are intact.
         page.count += scanned
         page.scanned += scanned
         self._scanned += scanned
@@ -254,24 +285,32 @@ class _Reader:
         """Take records of the current entry, or skip deleted ones. Return False if the page is
         full.
         """
+        # The step ends before the next damage, at the end of the entry or of a run of live
+        # records.
         start, deleted = self.seq - first_seq, None
         stop = bound = (end if self._damage is None else self._damage.first) - first_seq
         if first_seq in self._index.removed:
             deleted = self._store.delete_flags(locator)
         if deleted is not None:
+            # Search only a window for live records, because a large extent may contain millions
+            # of deleted ones.
             window = min(start + SCAN_RECORDS_MAX, bound)
             start, stop = next(live_runs(deleted, start, window), (window, window))
+            # Deleted records count as examined, so that a page over many of them ends in time.
             self._scanned += first_seq + start - self.seq
             self._pass_to(first_seq + start, end)
             if start == stop:
                 return True
         page, request = self._page, self._request
+        # Checked only now, so that trailing deleted records are skipped even if the page is full.
         if page.count >= request.limit or self._budget <= 0:
             return False
         view = self._store.records(locator)
         is_whole = view.keeps_all(
             self._nodes, request.include_tags, request.include_meta, request.include_data
         )
+        # `fit` limits the slice to the byte budget, so that a large entry is split over several
+        # pages.
         stop_max = start + request.limit - page.count
         stop = view.fit(start, min(stop if is_whole else bound, stop_max), self._budget)
         if stop == start:
@@ -341,6 +380,8 @@ class _Reader:
 
         Return False if the page must end before them.
         """
+        # The damage is reported only if this reader would get one of the records. Otherwise it is
+        # skipped like records that the filter excludes.
         page = self._page
         if damage.reported is not None:
             if page.completes_poll:
@@ -359,6 +400,8 @@ class _Reader:
         start, stop, deleted = self.seq - first_seq, end - first_seq, None
         reported: tuple[int, int] | None
         try:
+            # Read the delete flags first. They may be readable even if the records are not, and
+            # deleted records are not a loss.
             if first_seq in self._index.removed:
                 deleted = self._store.delete_flags(locator)
             view = self._store.records(locator)

@@ -31,10 +31,14 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     index = topic.index
     if seq <= topic.start_seq:
         return 0
+    # First the entry that contains ``seq``, which loses only a part. Its flags and counters refer
+    # to its position in the index, which `drop` would change.
     stop = index.find(seq)
     last = _cut_entry(topic, stop, seq, store) if stop < len(index) else 0
     if stop:
         last = last or _last_live_seq(topic, stop, store)
+        # Compute the remaining totals instead of subtracting each removed record, so that no
+        # completely removed entry is read.
         topic.count, topic.bytes = _totals_from(topic, stop)
         # Releasing sealed records is cheap. Other records are released later, because there may be
         # many.
@@ -43,6 +47,8 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
         store.release_later(index.locators(sealed, stop))
         index.drop(stop)
     topic.start_seq = seq
+    # ``seq`` may be a deleted record or lie between two entries. `settle` continues to the first
+    # live one.
     settle(topic, store)
     if topic.jobs is not None:
         topic.jobs.cut(topic.start_seq)
@@ -55,6 +61,8 @@ def count_below(topic: Topic, seq: int, store: Store) -> int:
     if seq <= start_seq:
         return 0
     stop = index.find(seq)
+    # The entries before ``stop`` are removed completely. Of the entry that contains ``seq``, only
+    # some records are.
     count = topic.count - _totals_from(topic, stop)[0]
     if stop < len(index):
         first_seq, _, _, size = index.entry(stop)
@@ -79,6 +87,8 @@ def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
     if first_seq >= seq or not size:
         return 0
     live = live_of(topic, at, max(topic.start_seq - first_seq, 0), seq - first_seq, store)
+    # The records of the entry are below `start_seq` from now on. They need no delete flags, only
+    # the counters change.
     if live.last_seq:
         _take(topic, at, live.record_count, live.size)
     return live.last_seq
@@ -186,6 +196,8 @@ def settle(topic: Topic, store: Store) -> None:
 
 def begin_at(topic: Topic, start: int) -> None:
     """Set ``start_seq``. No record below ``start`` is live. Lost ranges below it become floors."""
+    # The lists are in ascending order, so only their beginning can be below the start. A range
+    # that became a floor is reported to each reader whose cursor is below it.
     topic.start_seq = start
     while topic.losses and topic.losses[0].first < start:
         topic.loss_floor = max(topic.loss_floor, topic.losses[0].last + 1)
@@ -196,6 +208,8 @@ def begin_at(topic: Topic, start: int) -> None:
     while topic.trimmed and topic.trimmed[0].first < start:
         topic.trim_floor = max(topic.trim_floor, topic.trimmed[0].last + 1)
         topic.trimmed = topic.trimmed[1:]
+    # Ranges of records in memory are needed only to compute the losses of a restart. Without live
+    # records there is nothing to lose.
     while topic.resident and topic.resident[0].last < start:
         topic.resident = topic.resident[1:]
     # Drop the tag indexes that only have seqs below the start.
@@ -218,6 +232,7 @@ def _drop_dead_entries(topic: Topic, store: Store) -> None:
 
 def _first_live_seq(topic: Topic, store: Store) -> int:
     """Return the first live seq, or the seq after the head."""
+    # Without entries, all records up to the head were removed.
     if not len(topic.index):
         return max(topic.start_seq, topic.head_seq + 1)
     first_seq, count, locator, _ = topic.index.entry(0)
@@ -239,10 +254,13 @@ def delete_runs(
     if topic.jobs is not None and not are_finished:
         runs = tuple(runs)
         topic.jobs.remove_runs(runs)
+    # ``at`` and ``entry_first`` describe the entry of the last run, so that sorted runs need few
+    # searches in the index.
     index, start_seq, of_entry = topic.index, topic.start_seq, -1
     chunks: list[IndexRun] = []
     entry_first = entry_end = 0
     for first, length in runs:
+        # Seqs below `start_seq` are removed already.
         seq, end = max(first, start_seq), first + length
         # Deletes often name many short runs of one entry.
         if entry_first <= seq < end <= entry_end:  # most runs are in the entry of the previous run
@@ -258,12 +276,15 @@ def delete_runs(
                 if chunks:
                     _delete_in_entry(topic, of_entry, chunks, store)
                 of_entry, chunks = at, []
+                # An entry without live records gets the range 0 to 0, so that no run takes the
+                # fast path into it.
                 entry_first, entry_end = first_seq, first_seq + count if size else 0
             if size:
                 chunks.append((max(seq - first_seq, 0), min(end - first_seq, count)))
             at += 1
     if chunks:
         _delete_in_entry(topic, of_entry, chunks, store)
+    # Settle once, after all runs. In between, positions in the index must not change.
     settle(topic, store)
 
 
@@ -271,6 +292,8 @@ def _delete_in_entry(topic: Topic, at: int, chunks: list[IndexRun], store: Store
     """Flag the records of these runs of an entry as deleted, and update the counters."""
     first_seq, total, locator, left = topic.index.entry(at)
     live, count, size = chunks, total, left
+    # If all records of an entry without earlier deletes are removed, the totals of the entry are
+    # exact and no table needs to be read.
     if chunks != [(0, total)] or first_seq in topic.index.removed:
         ends = sized_view(topic, at, store).ends
         try:
@@ -284,6 +307,8 @@ def _delete_in_entry(topic: Topic, at: int, chunks: list[IndexRun], store: Store
         for start, stop in live:
             count += stop - start
             size += ends[stop - 1] - (ends[start - 1] if start else 0)
+    # If all named records were deleted before, nothing is written, so that a repeated delete is
+    # free.
     if count:
         store.flag_deleted(locator, total, live, size)
         _take(topic, at, count, size)

@@ -43,6 +43,7 @@ TOTALS_STEP_ENTRIES = 256
 
 def apply_caps(topic: Topic, store: Store) -> None:
     """Remove the oldest records until the rest fits into the committed caps."""
+    # Compare with the committed config. A pending one may still be undone.
     over_count, over_bytes = _over(topic, topic.committed)
     if over_count <= 0 and over_bytes <= 0:
         return
@@ -95,6 +96,7 @@ def _fits(config: TopicConfig, count: int, size: int) -> bool:
 
 def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> int:
     """Return the lowest seq that may remain if this number of records and bytes must be removed."""
+    # Subtract totals in large steps, until the cut point is in the current step.
     index, at = topic.index, 0
     while at < len(index):
         stop = min(at + TOTALS_STEP_ENTRIES, len(index))
@@ -108,6 +110,7 @@ def _cut_point(topic: Topic, over_count: int, over_bytes: int, store: Store) -> 
         over_count -= count
         over_bytes -= size
         if over_count <= 0 and over_bytes <= 0:
+            # The excess ends exactly after the last entry of this step.
             first_seq, count, _, _ = index.entry(stop - 1)
             return first_seq + count
         at = stop
@@ -118,9 +121,12 @@ def _cut_point_within(topic: Topic, at: int, over_count: int, over_bytes: int, s
     """Return the cut point, which is in this entry."""
     first_seq, count, _, _ = topic.index.entry(at)
     deleted, view = deleted_in(topic, at, store), sized_view(topic, at, store)
+    # Within the entry only live records count.
     for start, stop in live_runs(deleted, max(topic.start_seq - first_seq, 0), count):
         size = view.size(start, stop)
         if over_count < stop - start and over_bytes < size:
+            # `fit` stops before the removed bytes reach ``over_bytes``. One more record must be
+            # removed to reach it.
             by_bytes = view.fit(start, stop, over_bytes - 1) + 1 if over_bytes > 0 else start
             return first_seq + max(start + over_count, by_bytes)
         over_count -= stop - start
@@ -138,9 +144,11 @@ def expire(topic: Topic, now_ts: int, store: Store) -> None:
 
     Set ``floor_due`` if the log contains any of them.
     """
+    # The config of the last commit applies, because a pending one may be undone.
     ttl_ms = topic.committed.ttl_ms
     if not ttl_ms or not topic.count:
         return
+    # Records that only memory contains need no logged floor: a restart loses them in any case.
     is_logged = topic.start_seq <= topic.logged_seq
     last = cut_to(topic, _first_not_before(topic, now_ts - ttl_ms, store), store)
     topic.ttl_floor = max(topic.ttl_floor, last + 1)
@@ -155,8 +163,10 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
     ttl_ms, index = topic.committed.ttl_ms, topic.index
     if not ttl_ms or not topic.count:
         return None
+    # The first entry is the oldest, because `$ts` never decreases.
     first_seq, _, locator, _, ts = index.full_entry(0)
     start = topic.start_seq - first_seq
+    # The beginning of the extent is removed already, so its time is not that of the entry.
     if start > 0 and is_extent(locator):
         try:
             ts = _ts(store.records(locator), start)
@@ -171,6 +181,7 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
 def _first_not_before(topic: Topic, ts: int, store: Store) -> int:
     """Return the seq of the first record with a `$ts` of ``ts`` or later."""
     index = topic.index
+    # The entry before the found one may contain records on both sides.
     at = index.find_ts(ts) - 1
     if at < 0:
         return topic.start_seq
@@ -184,6 +195,7 @@ def _first_not_before(topic: Topic, ts: int, store: Store) -> int:
         view = store.records(locator)
     except Unreadable:
         return first_seq + start  # it expires together with the records after it
+    # The first live record is young enough.
     if _ts(view, start) >= ts:
         return first_seq + start
     return first_seq + bisect_left(range(count), ts, start, key=lambda index: _ts(view, index))

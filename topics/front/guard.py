@@ -84,16 +84,29 @@ class Guard:
         self._hosts = HostRule(settings, has_keys=keys.access.enabled)
 
     def admit(self, head: Head) -> Request:
-        """Check a head. Return the admitted request, or raise `TopicsError`."""
+        """Check a head. Return the admitted request, or raise `TopicsError`.
+
+        Implements the order of checks in the table above. The result depends only on
+        the head and on the keys, so that the caller can cache it. Nothing is counted and nothing
+        is stored.
+        """
+        # The host comes first, because a request for another host may come from a page that an
+        # attacker has pointed to this server (DNS rebinding).
         fields = head.fields
         self._hosts.check([*fields.values(b"host"), *authority_of(head.target)])
+        # The key is checked before the path is used. Without a valid key, a client gets no
+        # information.
         matched, principal = self._identify(head)
         route, topic = matched.route, matched.topic
+        # The key must cover the name in the path: a topic or a router.
         authorize(principal, route.scope, matched.router if topic is None else topic)
         if not route.is_document:
             self._check_page(fields)
+        # Health checks and similar routes answer during the drain.
         if self.drain.is_draining and not route.answers_in_drain:
             raise shutting_down()
+        # A wrong media type of a chunked body is kept for later, because only its end shows
+        # whether it is empty.
         gzip_in, wrong_media = _check_media(route, head)
         self._check_length(route, head.length)
         _check_name(matched)
@@ -102,6 +115,7 @@ class Guard:
         if head.length == 0:
             route.check_length(0)
         query = parse_query(parameters_of(route, matched.query), matched.query)
+        # All checks have passed. Only the fields that operations need are taken from the head.
         return Request(
             method=head.method,
             route=route,
@@ -124,6 +138,8 @@ class Guard:
 
         Return None if `admit` would refuse that name.
         """
+        # The caller has checked that ``topic`` is a valid name. Everything else was checked with
+        # the head.
         if not request.principal.covers(topic):
             return None
         return replace(request, topic=topic, shard=self._shard_of(topic))
@@ -162,6 +178,8 @@ class Guard:
         Raise `ShuttingDown` during the drain, or `Throttled` above the key's cap (§11).
         """
         route = request.route
+        # Open routes need no key. They are not counted, so that a health check works under any
+        # load.
         if not route.is_open:
             if self.drain.is_draining and not route.answers_in_drain:
                 raise shutting_down()
@@ -175,6 +193,7 @@ class Guard:
         rights. Raise `Unauthorized` if the key was removed, and `Forbidden` if its rights no longer
         cover the request.
         """
+        # The same object means that the keys have not changed. This is the usual case.
         principal = self._keys.access.current(request.principal)
         if principal is request.principal or request.principal is ANYONE:
             return request
@@ -195,9 +214,12 @@ class Guard:
         """
         try:
             matched = self._match(head.method, head.target)
+        # Authenticate before the error is raised. A client without a key gets 401 for unknown
+        # paths, too.
         except (NotFound, MethodNotAllowed):
             authenticate(self._keys.access, head.fields, None)
             raise
+        # An open route accepts anyone. With ``probe_auth``, only public ones do.
         if matched.route.is_open and (matched.route.is_public or not self._probe_auth):
             return matched, ANYONE
         token = find_token(matched.query) if matched.route.query_token else None
@@ -212,6 +234,7 @@ class Guard:
     def _check_length(self, route: Route, length: int | None) -> None:
         """Raise `PayloadTooLarge` if the declared length is above the limit of the route."""
         most = self.body_limits.max_bytes(route)
+        # A chunked body has no declared length. It is counted while it is read.
         if length is not None and length > most:
             raise too_large(most)
 
@@ -240,6 +263,8 @@ def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType |
     if route.body is BodyRule.NONE or head.length == 0:
         return False, None
     gzip_in, wrong = check_body_media(head.fields)
+    # An empty chunked body has no type, so the error is returned and raised only if there are
+    # bytes.
     if wrong is not None and head.length is not None:
         raise wrong
     return gzip_in, wrong

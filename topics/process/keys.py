@@ -130,6 +130,8 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if length > KEY_FILE_MAX_BYTES:
         return [], [f"the file is longer than {KEY_FILE_MAX_BYTES} bytes"]
     found, mistakes, lines = [], [], dict[bytes, int]()
+    # Read line by line, so that an error can name its line. The server itself reads the file at
+    # once.
     for number, line in enumerate(text[:length].split(b"\n"), start=1):
         if line.lstrip(b" \t").startswith(b"#") or not _ANYTHING.search(line):
             continue
@@ -138,6 +140,7 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         except ValueError as error:
             mistakes.append(f"line {number}: {error}")
             continue
+        # Of two entries with the same key, only one could apply.
         for each in principals:
             first = lines.setdefault(each.digest, number)
             if first != number:
@@ -164,6 +167,7 @@ def pop_environment_keys(environ: MutableMapping[str, str]) -> bytearray:
     text = bytearray(value)
     libc = ctypes.CDLL(None)
     libc.getenv.restype, libc.strlen.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    # The environment block of the process, which /proc shows, is overwritten in place.
     if address := libc.getenv(name):
         ctypes.memset(address, 0, libc.strlen(address))
     del os.environb[name]
@@ -181,6 +185,7 @@ def _read_keys(path: Path, *, again: bool) -> bytearray:
         length = _read_into(path, text, again=again)
         if length > KEY_FILE_MAX_BYTES:
             raise ValueError(f"the file is longer than {KEY_FILE_MAX_BYTES} bytes")
+    # The buffer may contain secrets, also if the file is invalid.
     except BaseException:
         text[:] = bytes(len(text))
         raise
@@ -198,6 +203,7 @@ def _read_into(path: Path, text: bytearray, *, again: bool) -> int:
     """
 
     def opened(name: str, flags: int) -> int:
+        # Opening a pipe would block the supervisor, which must never block.
         return os.open(name, flags | (os.O_NONBLOCK if again else 0))
 
     with open(path, "rb", buffering=0, opener=opened) as file, memoryview(text) as view:
@@ -226,6 +232,8 @@ class KeyReload:
         self.table = KeyTable.of(access)
         self.next_at = math.inf  # when to call `advance`, in monotonic seconds; infinite if idle
         self._reload_deadline = math.inf
+        # The state of the files at the last check. The files are read when it has not changed for
+        # `SETTLE_S`.
         self._seen: list[FileState] = []
 
     def start_reload(self, now: float) -> None:
@@ -244,11 +252,13 @@ class KeyReload:
         """
         if now < self.next_at:
             return
+        # The files have changed since the last check. Wait again, until the deadline.
         if now < self._reload_deadline and self._sources.state() != self._seen:
             self._check_files(now)
             return
         try:
             access = self._read()
+            # A file changed while it was read. The keys may be incomplete and are not used.
             if access is None and now < self._reload_deadline:
                 self._check_files(now)
                 return
@@ -276,6 +286,7 @@ class KeyReload:
         if access is None:
             raise ValueError("the key files keep changing")
         changes = _changes(self._access, access)
+        # Publish only if something differs, so that the front does not drop its caches for nothing.
         if any(changes.values()):
             self.table.publish(access)
             self._access = access

@@ -100,12 +100,15 @@ def serve(
     make_mains: MakeMains = server_mains,
 ) -> ExitCode:
     """Run a server until it stops, and return the exit code of the process."""
+    # With keys in memory, no process of the server may write a core dump.
     if start.access.enabled:
         forbid_dumps()
     setproctitle("topics: supervisor")
     settings = start.settings
     # Raise the limit first, because opening the data directory takes many descriptors.
     soft_limit, file_limit = raise_file_limit()
+    # The directory is locked before the port is opened, so that two servers with one directory
+    # fail early.
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listener = listen(settings.host, settings.port)
@@ -118,18 +121,21 @@ def serve(
     except OSError as error:
         log.critical("start failed", reason=_describe_error(error, settings))
         return ExitCode.FAILED
+    # A fenced server is a former source whose standby was promoted. It must not start.
     try:
         if settings.fence is not None:
             check_fence(settings.fence, settings.data_dir, directory.promotions)
     except (Fenced, OSError) as error:
         log.critical("start failed", reason=str(error))
         return ExitCode.FAILED
+    # The stored number of shards wins, because topics are distributed by it.
     settings = _with_stored_shards(settings, directory.shards)
     log.info("file limit set", soft_limit=file_limit, previous_limit=soft_limit)
     if (refusal := _file_limit_error(settings.shards, file_limit)) is not None:
         log.critical("start failed", reason=refusal)
         return ExitCode.FAILED
     _announce(settings, start.access, listener)
+    # All shared memory is created before the first fork, and inherited by every child.
     board = Board(settings.shards)
     board.started_monotonic_ms = time.monotonic_ns() // 1_000_000
     keys = KeyReload(board, start.sources, start.access)
@@ -224,6 +230,8 @@ def _file_limit_error(shards: int, limit: int) -> str | None:
 
     Returns None if it is sufficient.
     """
+    # Each part is known in advance. A server that ran out of descriptors later would refuse
+    # clients.
     needed = descriptors_of(shards) + len(FOLDERS) * shards + OTHER_DESCRIPTORS
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return None

@@ -68,10 +68,13 @@ def main(
 def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int) -> RecoveredShard:
     """Recover the shard from its files. Exits if they cannot be read or are damaged."""
 
+    # Called several times a second during the recovery. Without the heartbeat, the supervisor
+    # would kill a shard with a long log.
     def report(share: float) -> None:
         cells.progress_ppm = int(share * 1e6)
         cells.heartbeat_ms = time.monotonic_ns() // 1_000_000
 
+    # First of all, because a recovery in a wrong directory would find only some of the files.
     _wait_for_directory(folders, cells)
     began = time.monotonic()
     try:
@@ -84,6 +87,7 @@ def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int
             wal_sync_ms=settings.wal_sync_ms,
             report=report,
         )
+    # The exit code informs the supervisor whether a restart can help. Damage needs an operator.
     except Damaged as error:
         log.critical(
             "data damaged",
@@ -152,6 +156,7 @@ async def _serve(
     settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: RecoveredShard
 ) -> None:
     loop = ShardLoop(shard, index, board, limits_of(settings))
+    # SIGTERM sets the event. `loop.run` then answers the requests in flight and returns.
     stop = trio.Event()
     on_sigterm(stop.set)
     async with trio.open_nursery() as nursery:
@@ -164,10 +169,12 @@ async def _serve(
         await loop.run(own, stop)
         nursery.cancel_scope.cancel()
     # All requests are answered now. The checkpoint is the last write of this process.
+    # First the log, then the checkpoint that contains all of it.
     try:
         shard.wal.stop()
     except DirectoryLost as error:
         loop.context.disk_space.show(error)
+    # The disk or the directory has failed. A checkpoint would not be written either.
     if loop.context.disk_space.broken is None:
         try:
             loop.services.sealing.write_last()

@@ -66,6 +66,8 @@ class Supervisor:
         self._family = Family(shared, workers, settings.log_level)
         self._shutdown = Shutdown(self._family, shared, settings.drain_ms)
         self._health = Health(self._family, shared)
+        # The exit code of the process: the highest one of all events, because `ExitCode` is
+        # ordered.
         self._exit_code = ExitCode.DONE
         self._interrupts = 0
 
@@ -76,8 +78,12 @@ class Supervisor:
         """
         # If SIGCHLD was ignored, which a process can inherit, the kernel would reap the children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # Signals are blocked and fetched by `wait_for_signal`. No handler interrupts a fork or a
+        # write.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
+            # One pass: start the children that are due, wait for a signal or a timeout, then
+            # handle the signal and all deaths.
             while not self._shutdown.is_over:
                 if self._shutdown.phase is Phase.RUNNING:
                     self._spawn_due()
@@ -86,11 +92,14 @@ class Supervisor:
                 received = wait_for_signal(SIGNALS, self._timeout_s())
                 if received is not None:
                     self._on_signal(received)
+                # Reap after each wake-up, because several deaths may be reported by one SIGCHLD.
                 for child, pid, wait_status in self._family.reap():
                     self._on_death(child, pid, wait_status)
                 self._shutdown.advance()
             return self._exit_code
         finally:
+            # Also after an exception. No child may survive its supervisor, because it would keep
+            # the lock.
             self._family.kill_all()
 
     def _spawn_due(self) -> None:
@@ -106,6 +115,7 @@ class Supervisor:
     def _on_death(self, child: Child, pid: int, wait_status: int) -> None:
         now = time.monotonic()
         details = {"child": child.name, "child_pid": pid, **describe_exit(wait_status)}
+        # Damage is permanent. A restart would fail in the same way.
         is_damaged = os.waitstatus_to_exitcode(wait_status) == ExitCode.DAMAGED
         if is_damaged and isinstance(child.cells, ShardCells):
             # The shard itself has logged the file and the offset of the damage.
@@ -122,6 +132,7 @@ class Supervisor:
         shard.is_damaged, shard.due = True, math.inf
         cells.state = ShardState.DAMAGED
         self._exit_code = max(self._exit_code, ExitCode.DAMAGED)
+        # Without any shard that serves, the server stops and reports the damage by its exit code.
         if all(other.is_damaged for other in self._family.shards):
             self._shutdown.begin()
 
@@ -202,6 +213,8 @@ class Shutdown:
         notifier.extend_timeout(self._drain_ms + STOP_EXTENSION_MS)
         notifier.status("draining")
         # No other front is started. When this one has ended, the kernel refuses connections.
+        # Close the listener in this process too, or the kernel would accept connections that no
+        # process serves.
         self._shared.listener.close()
         self._family.send(signal.SIGTERM, [self._family.front])
 
@@ -212,9 +225,11 @@ class Shutdown:
 
     def advance(self) -> None:
         """Enter the next phase if the current one is complete or has timed out."""
+        # The front has ended or used up its share. The shards need the rest of the time.
         if self.phase is Phase.FRONT and (not self._family.front.pid or self._is_due()):
             self.phase = Phase.SHARDS
             self._family.send(signal.SIGTERM, self._family.shards)
+        # This may follow in the same call, if the time is over.
         if self.phase is Phase.SHARDS and self._is_due():
             self.phase = Phase.KILL
             if left := [child.name for child in self._family.alive()]:

@@ -93,11 +93,13 @@ def restore(
     """
     directory = directory.resolve()
     _check_directory(directory)
+    # The staging directory is on the file system of the final one, so that the rename is atomic.
     staging = Path(tempfile.mkdtemp(".restore", f".{directory.name}.", directory.parent))
     try:
         manifest = unpack(staging) if callable(unpack) else _unpack(unpack, staging)
         findings = build(staging, directory, manifest, as_new=as_new, with_damage=with_damage)
         _publish(staging, directory)
+    # BaseException, because an interrupted restore must leave no files either.
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -116,7 +118,12 @@ def build(
     """Turn the files of a backup in ``staging`` into a data directory, which will be ``directory``.
 
     ``skip`` is as in `skip_seqs`. Return and raise as `restore`.
+
+    The steps run in ``staging``. ``directory`` is used in messages and for the check of free
+    space.
     """
+    # The order matters: `_verified` needs complete files, and shards are started only on verified
+    # ones.
     _complete(staging, manifest)
     findings = _verified(staging, directory, manifest.shards, with_damage=with_damage)
     if as_new or skip or not findings:  # damage may require a repair before a start
@@ -131,6 +138,8 @@ def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
 
     Without this space the server would refuse appends.
     """
+    # The sum of the files that the first start creates in each shard: log file, reserve and
+    # checkpoint.
     needed = 0
     for shard in range(shards):
         log, checkpoint = (staging / part / f"{shard:02d}" for part in ("wal", "checkpoint"))
@@ -144,6 +153,7 @@ def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
     found = os.statvfs(staging)
     free, needed = found.f_bavail * found.f_frsize, needed + MARGIN_BYTES
     if not found.f_blocks or free >= needed:
+        # A file system that reports no blocks does not know its size. Then there is no warning.
         return []
     wanted = f"with less than {-(-needed >> 20)} MiB a server refuses appends (disk_full)"
     return [f"{directory}: only {free >> 20} MiB of the disk are free; {wanted}"]
@@ -162,6 +172,7 @@ def _check_directory(directory: Path) -> None:
 def _publish(staging: Path, directory: Path) -> None:
     """Make all files durable, then rename the directory."""
     # An existing directory determines the owner of all files.
+    # Data first, then the name: after a power loss, the directory is either missing or complete.
     sync_files(staging, directory.stat() if directory.exists() else None)
     staging.rename(directory)
     sync_directory(directory.parent)
@@ -207,6 +218,8 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
     found: list[tuple[str, int, str]] = []
     manifest = None
     try:
+        # Read the archive as a stream (``r|``), because it may come from a pipe and exceed the
+        # memory.
         with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as tar:
             for info in tar:
                 # The manifest must be the last member.
@@ -216,6 +229,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
                 if info.name == backup_archive.MANIFEST:
                     manifest = backup_archive.unsealed(content.read(MANIFEST_MAX_BYTES))
                 else:
+                    # `_content` has checked the name, so the path is inside of the folder.
                     digest = _write(content, folder / info.name, info.size)
                     found.append((info.name, info.size, digest))
             _check_end(tar)
@@ -223,6 +237,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
         raise NotABackup(str(error)) from error
     except BAD_TAR as error:
         raise NotABackup(f"it is truncated or not a tar archive: {error}") from error
+    # The manifest is written last. Without it the backup was interrupted.
     if manifest is None:
         raise NotABackup("it is truncated or not a backup: no manifest at its end")
     _compare(found, manifest)
@@ -242,6 +257,8 @@ def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
 
     These names never lead out of the directory.
     """
+    # Links, devices and sparse files never occur in a backup. Following a link could overwrite
+    # files.
     content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
     is_named = info.name == backup_archive.MANIFEST or backup_archive.NAME.fullmatch(info.name)
     if content is None or not is_named:
@@ -256,6 +273,7 @@ def _write(content: IO[bytes], path: Path, size: int) -> str:
     if path.exists():
         raise NotABackup(f"it contains {path.name} twice")
     with path.open("wb") as file:
+        # Records may be confidential, so only the owner may read them.
         path.chmod(0o600)
         while chunk := content.read(CHUNK_BYTES):
             digest.update(chunk)
@@ -276,6 +294,8 @@ def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
 
 def _complete(folder: Path, manifest: Manifest) -> None:
     """Turn the unpacked files into a data directory. Raise `NotABackup` or OSError."""
+    # Check the format version first. Files of a later version would be reported as damaged
+    # otherwise.
     for member in manifest.members:
         try:
             check_version(folder / member.path)
@@ -287,10 +307,13 @@ def _complete(folder: Path, manifest: Manifest) -> None:
         raise NotABackup(f"its file meta is missing or damaged: {error}") from error
     if shards != manifest.shards:
         raise NotABackup("its manifest belongs to another server")
+    # A backup contains a checkpoint of each shard. Without it the log could not be replayed.
     for shard in range(shards):
         if not own_files(folder / "checkpoint" / f"{shard:02d}", CHECKPOINT):
             raise NotABackup(f"it has no checkpoint of shard {shard}")
     for member in manifest.members:
+        # Check the size before space is allocated, because a manifest with a wrong size could
+        # fill the disk.
         if member.size > FILE_MAX_BYTES:
             raise NotABackup(f"{member.path} has an invalid size of {member.size} bytes")
         # A log file; its space is allocated before its frames are written.
@@ -320,6 +343,7 @@ def _set_flags(folder: Path) -> None:
                 continue  # `verify` reports it
             # A segment without a member in the backup had no deleted records.
             data = held.read_bytes() if held.exists() else bytes(trailer.record_count)
+            # A wrong length would write beyond the flags, into the next part of the segment.
             if len(data) != trailer.record_count:
                 raise NotABackup(f"the delete flags of {path.name} belong to another file")
             write_all(fd, [data], trailer.flags_at)
@@ -336,6 +360,8 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
     Raise `Damaged` or OSError.
     """
     epochs: dict[tuple[str, int], int] = {}
+    # ``epochs`` renames the sources of routers and of copies. ``by_id`` renames the topics in
+    # checkpoints.
     by_id: dict[int, int] = {}
     # Shard 0 has the routers, so it needs the epochs of the others.
     for number in reversed(range(shards)):
@@ -350,6 +376,8 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
         for topic, epoch in zip(shard.engine.by_id.values() if as_new else (), count(first)):
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
         _stop_shard(shard, epochs, skip_seqs(shard.engine.table, skip, now) if skip else [], now)
+    # All new epochs are known only after the last shard, and a checkpoint may refer to topics of
+    # others.
     for number in range(shards if as_new else 0):
         _write_renewed(folder / "checkpoint" / f"{number:02d}", by_id, epochs)
 
@@ -361,20 +389,26 @@ def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: N
     """
     table, wal = shard.engine.table, shard.wal
     frames = [*shard.unwritten_frames, *more]
+    # A router remembers the epoch of its source. With the old epoch, it would treat the source as
+    # deleted.
     for router in [*table.routers.by_id.values()]:
         if epoch := epochs.get((router.source, router.source_epoch)):
             table.routers.put(replace(router, source_epoch=epoch))
             frames.append(router_set_frame(table.routers.by_id[router.id].packed, now.ts))
+    # The frames must be durable before the checkpoint that claims to contain their effect.
     if frames:
         wal.begin(frames)
         wal.wait_synced()
     wal.stop()
+    # After the checkpoint no earlier frame is replayed, so the delete flags of the segments must
+    # be on disk before it.
     shard.segments.flags.sync(wal.synced_lsn)
     kept = shard.kept[-1]
     # A checkpoint lists its segments in the order of the log.
     numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
     known = {"segments": numbers, "boot": shard.boot}
     items = checkpoint_items(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
+    # With ``clean``, the next start knows that the log is complete up to this LSN.
     checkpoints.write(
         shard.folders.checkpoint,
         wal.next_lsn,
@@ -391,6 +425,7 @@ def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> No
     checkpoints.write(
         folder, newest.lsn, newest.replay_from, _renewed(newest, by_id, epochs), clean=True
     )
+    # An older checkpoint has the old epochs. A start that fell back to it would bring them back.
     for other in (newest, *others):
         other.path.unlink(missing_ok=True)
     sync_directory(folder)
@@ -402,6 +437,7 @@ def _renewed(
     """Yield the items of a checkpoint with the new epochs."""
     last_epoch = max([checkpoint.shard["last_epoch"], *by_id.values()])
     yield checkpoint.shard | {"last_epoch": last_epoch}
+    # Topics have a config, keys of copies have a source. All other items contain no epochs.
     for item in checkpoint.items():
         if "config" in item:
             yield item | {"epoch": by_id[item["id"]]}
@@ -413,6 +449,8 @@ def _renewed(
 
 def _renamed(source: str, epochs: Epochs) -> str:
     """Return the source of copies (``engine/moved_keys.py``) with its new epoch."""
+    # The format is ``what:name:epoch``. A name may contain colons, so the epoch is split off at
+    # the end.
     what, _, named = source.partition(":")
     name, _, epoch = named.rpartition(":")
     new = epochs.get((name, int(epoch)))

@@ -109,9 +109,12 @@ class CheckpointWriter:
         """Create the temporary file. Raise OSError."""
         make_directory(folder)
         self._folder, self._earlier = folder, _paths(folder)
+        # The numbers increase, so the newest checkpoint is the one with the highest number.
         number = int(self._earlier[0].stem, 16) + 1 if self._earlier else 1
         self.path = folder / f"{number:016x}{SUFFIX}"
         self._temporary_path = self.path.with_name(self.path.name + ASIDE)
+        # The file descriptor, and the end of the written part. The header has its place at the
+        # beginning, and is written last, so that an unfinished file is never intact.
         self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
         self._has_reserve = False  # whether the temporary file was the reserve
         try:
@@ -131,6 +134,8 @@ class CheckpointWriter:
         OSError if the checkpoint could not be made durable. Then the earlier ones remain.
         """
         try:
+            # The order: header, sync, rename, sync of the folder. A crash before the rename
+            # leaves the earlier checkpoints, and a crash after it leaves the complete new one.
             self._write(header, 0)
             self._sync()
             self._temporary_path.replace(self.path)
@@ -142,12 +147,14 @@ class CheckpointWriter:
                 self.path.unlink(missing_ok=True)
             raise
         self._close()
+        # The new checkpoint is durable. Failures from here on cost only space.
         with contextlib.suppress(OSError):  # the next checkpoint tries again
             # Keep an intact checkpoint, because a start would need it if the new one is damaged.
             kept = next((old for old in self._earlier if is_intact(old)), None)
             for old in self._earlier:
                 if old not in (kept, pinned):
                     old.unlink()
+        # The next checkpoint may be longer, so reserve according to the length of this one.
         with contextlib.suppress(OSError):
             reserve_space(self._folder, self._end)
 
@@ -158,6 +165,8 @@ class CheckpointWriter:
         """
         self._close()
         with contextlib.suppress(OSError):
+            # The temporary file may be the reserve itself. Put it back under its name, or the
+            # next checkpoint on the full disk would have no blocks.
             if self._has_reserve and self._temporary_path.exists():
                 self._temporary_path.replace(self._reserve)
             else:
@@ -172,6 +181,7 @@ class CheckpointWriter:
         try:
             write_all(self._fd, [data], offset)
         except OSError as error:
+            # Continue in the reserve and write the same bytes again. A second failure is final.
             self._move_into_reserve(error)
             write_all(self._fd, [data], offset)
 
@@ -180,6 +190,7 @@ class CheckpointWriter:
         os.ftruncate(self._fd, self._end)
         try:
             os.fdatasync(self._fd)
+        # Some file systems allocate at the sync, so a full disk may show only here.
         except OSError as error:
             self._move_into_reserve(error)
             os.ftruncate(self._fd, self._end)
@@ -193,10 +204,13 @@ class CheckpointWriter:
 
         Raise ``error`` again if the disk is not full or the reserve is missing.
         """
+        # Only a full disk is helped by the reserve.
         if error.errno not in FULL or not self._reserve.exists():
             raise error
         fd = _open(self._reserve, 0)
         try:
+            # Copy the bytes that were already written. The blocks of the old file are freed when
+            # it is replaced.
             for offset in range(0, self._end if self._fd >= 0 else 0, COPY_BYTES):
                 length = min(COPY_BYTES, self._end - offset)
                 write_all(fd, [os.pread(self._fd, length, offset)], offset)
@@ -205,6 +219,7 @@ class CheckpointWriter:
         except BaseException:
             os.close(fd)
             raise
+        # Close the old file after the rename, which has removed its name.
         self._close()
         self._fd = fd
 
@@ -238,6 +253,7 @@ def reserve_space(folder: Path, size: int = 0) -> None:
 
     Raise OSError if the disk has no space for it.
     """
+    # Twice the length, because the state may grow until the next checkpoint.
     wanted = max(RESERVE_MIN_BYTES, 2 * size)
     fd = os.open(folder / RESERVE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -262,6 +278,7 @@ def read(path: Path, heartbeat: Heartbeat = _no_heartbeat) -> Checkpoint | None:
     Raise `Damaged` if its version is unknown, and OSError if it cannot be read. ``heartbeat`` is
     called after each chunk.
     """
+    # Two passes: no item may be used before all bytes are checked.
     if not is_intact(path, heartbeat):
         return None
     with path.open("rb") as file:
@@ -285,6 +302,7 @@ def is_intact(path: Path, heartbeat: Heartbeat = _no_heartbeat) -> bool:
             raise Damaged(path, VERSION_AT, str(error)) from error
         if header is None or os.fstat(file.fileno()).st_size != HEADER_BYTES + header.body_len:
             return False
+        # The checksum of each chunk covers the chunks before it, so the last one covers the file.
         crc: int | None = 0
         for _, found in _chunks(file, header):
             crc = found
@@ -312,6 +330,7 @@ def _chunks(file: BinaryIO, header: CheckpointHeader) -> Iterator[tuple[bytes, i
     left = header.body_len
     while left and crc is not None:
         head = file.read(CHUNK_HEADER_BYTES)
+        # A length that exceeds the file is damage, and must not be used for a read.
         if len(head) < CHUNK_HEADER_BYTES or chunk_length(head) > left - CHUNK_HEADER_BYTES:
             yield b"", None
             return
@@ -331,6 +350,8 @@ def _read_if_possible(path: Path, heartbeat: Heartbeat) -> Checkpoint | None:
     """Return the checkpoint, or None if the file is not intact or the disk cannot read it."""
     try:
         return read(path, heartbeat)
+    # A disk that cannot read a file makes this checkpoint unusable. Other errors are temporary,
+    # and a start must not skip a good checkpoint because of them.
     except OSError as error:
         if error.errno not in FILE_ERRORS:
             raise

@@ -72,6 +72,7 @@ class NotADataDirectory(Exception):
 
 def check_path(path: Path) -> None:
     """Raise `NotADataDirectory` if ``path`` cannot be a data directory. Nothing is changed."""
+    # The nearest existing parent must be a directory.
     for folder in (path, *path.absolute().parents):
         if folder.exists():
             if not folder.is_dir():
@@ -118,14 +119,17 @@ class DataDirectory:
         _refuse_foreign_files(
             path
         )  # before LOCK is created, so that a foreign directory is unchanged
+        # All of them are inherited by the children, and with them the locks.
         self._descriptors: list[int] = []
         try:
+            # Lock the directory first. A second server fails here, before it changes any file.
             root = self._keep_open(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             locks_folder = _flock(path, root, fcntl.LOCK_EX)
             lock = self._keep_open(_lock(path))
             stored = read_meta(path)
             self.is_new = stored is None
             self.shards, self.promotions = stored or Meta(shards)
+            # Only a new directory gets its settings from this start. Later the stored ones apply.
             if self.is_new:
                 _sync_above(path)
                 write_meta(path, shards)
@@ -137,6 +141,8 @@ class DataDirectory:
             # Check that paths through /proc lead to the opened directory.
             if identity_at(self._root) != identity(os.fstat(root)):
                 raise OSError(errno.ENOENT, "a server needs /proc", "/proc/self/fd")
+            # The identities of the files at the time of the lock. Each process compares them with
+            # the paths later.
             self._expected = [
                 _Expected(str(path), identity(os.fstat(root)), MOVED),
                 _Expected(str(path / "LOCK"), identity(os.fstat(lock)), UNLOCKED),
@@ -162,6 +168,8 @@ class DataDirectory:
 
     def _folders(self, path: Path, shard: int) -> Folders:
         name = f"{shard:02d}"
+        # Folders are opened before the fork, so that a shard that is restarted later uses the
+        # same ones.
         own = wal, checkpoint, blob, segment = [self._folder(part, name) for part in PARTS]
         expected = [
             _Expected(str(path / part / name), found, MOVED)
@@ -198,6 +206,7 @@ class _OwnershipCheck:
         self._expected = expected
 
     def __call__(self, *, quick: bool = False) -> None:
+        # The quick check runs before each sync of the log, so it makes one system call.
         if quick and self._expected[1].is_present():
             return
         for each in self._expected:
@@ -222,6 +231,7 @@ def locked_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[i
         raise NotADataDirectory(
             f"{path}: {'not a directory' if path.exists() else 'no such directory'}"
         )
+    # Distinguish a damaged data directory from a wrong path, because operators react differently.
     if not (path / "meta").exists():
         ours = sorted(entry.name for entry in path.iterdir() if entry.name in FOLDERS)
         if ours:
@@ -236,6 +246,8 @@ def locked_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[i
             held.callback(os.close, fd)
             return _flock(path, fd, lock_kind)
 
+        # As a server does: lock the directory, or ``meta`` if the file system cannot lock
+        # directories.
         if not lock("."):
             lock("meta")
         with contextlib.suppress(FileNotFoundError):  # a copied directory may not have LOCK
@@ -295,6 +307,7 @@ def _lock(path: Path) -> int:
     """Lock ``LOCK``, write the pid of this process into it, and return its descriptor."""
     lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # The lock belongs to the open file, so the descriptor must stay open.
         _flock(path, lock, fcntl.LOCK_EX)
     except BaseException:
         os.close(lock)

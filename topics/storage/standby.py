@@ -123,6 +123,7 @@ class Standby:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files, self.generations = path / "files", path / "generations"
+        # The open lock file. The kernel releases the lock when the process ends in any way.
         self._lock: IO[str] | None = None
         # Hashes of log files up to a length, so that a longer one is not read again.
         self._hashes: dict[str, tuple[int, Any]] = {}
@@ -135,6 +136,8 @@ class Standby:
 
         Raise `BadStandby` or OSError.
         """
+        # A directory belongs to one server. Mixing two would produce generations that no server
+        # ever had.
         found = self.origin() if (self.path / "standby.json").exists() else None
         if found is not None and found != origin:
             raise BadStandby(f"{self.path} is a standby of {found.url}, not of {origin.url}")
@@ -142,6 +145,7 @@ class Standby:
             raise BadStandby(f"{self.path} is neither empty nor a standby")
         for folder in (self.files, self.generations):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Written last: a directory without it is not a standby, and `create` can be repeated.
         if found is None:
             replace_file(self.path / "standby.json", msgspec.json.encode(origin))
 
@@ -154,6 +158,8 @@ class Standby:
 
     def lock(self) -> None:
         """Become the only process that writes, until `unlock`. Raise `StandbyInUse` or OSError."""
+        # Open without truncating, because another process may hold the lock and its number must
+        # be readable.
         file = (self.path / "LOCK").open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,6 +189,7 @@ class Standby:
         path = self._manifest(number)
         try:
             sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+            # The hash covers the manifest itself. The hashes of the files are in its parts.
             if hashlib.sha256(sealed.generation).hexdigest() != sealed.sha256:
                 raise BadStandby(f"{path} was altered")
             return msgspec.json.decode(sealed.generation, type=Generation)
@@ -204,6 +211,7 @@ class Standby:
 
     def known(self) -> dict[str, Held]:
         """Return the files to report to the server, by path. Raise `BadStandby`."""
+        # The files of the newest generation are known completely, with their hashes.
         newest = self.newest()
         parts = newest.parts if newest else ()
         found = {part.path: Held(part.file, part.bytes, part.sha256) for part in parts}
@@ -212,6 +220,7 @@ class Standby:
         for file in self.files.rglob(f"*{suffix}"):
             name = str(file.relative_to(self.files))
             # A log file may have been extended incompletely.
+            # Its length proves nothing, so it is sent again.
             if not name.startswith(LOG):
                 found[name.removesuffix(suffix)] = Held(name, file.stat().st_size, "")
         return found
@@ -221,6 +230,7 @@ class Standby:
         found = []
         for path, held in known.items():
             source = ArchiveFile(path, str(self.files / held.file), 0, held.bytes, held.bytes)
+            # The server compares identity and length. It then sends only what differs or is new.
             with contextlib.suppress(FileNotFoundError, Damaged):
                 found.append(KnownFile(path, held.bytes, identity(source, held.bytes)))
         return found
@@ -238,9 +248,12 @@ class Standby:
         ``known`` is the result that was reported. ``stats`` returns the received bytes and the
         seconds. Raise `BadStandby`, `BadManifest`, OSError, or the errors of `tarfile`.
         """
+        # The number of the generation is part of each file name, so a failed attempt overwrites
+        # nothing.
         number = _next(self.newest())
         received: dict[str, tuple[str, str]] = {}  # by path: the file, the hash of the sent bytes
         manifest = None
+        # The members arrive in any order, but the manifest is the last one.
         for info in tar:
             content = tar.extractfile(info)
             if content is None or manifest is not None:
@@ -248,14 +261,17 @@ class Standby:
             if info.name == backup_archive.MANIFEST:
                 manifest = backup_archive.unsealed(content.read())
                 continue
+            # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
             path, _, kept = info.name.partition("@")
             if not backup_archive.NAME.fullmatch(path) or (kept and path not in known):
                 raise BadStandby(f"the backup has an unexpected member {info.name!r}")
             file = known[path].file if kept else f"{path}.{number}"
             received[path] = file, self._store(content, file, int(kept or 0))
+        # Without the manifest, the transfer was cut.
         if manifest is None:
             raise BadStandby("the backup has no manifest at its end")
         parts = [self._part(member, known, received) for member in manifest.members]
+        # Names must be durable before the manifest that relies on them.
         for folder, _, _ in os.walk(self.files):
             sync_directory(Path(folder))
         size, seconds = stats()
@@ -275,6 +291,8 @@ class Standby:
         """
         path = self.files / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A continued file is written in place, which is harmless: earlier generations use only
+        # its beginning.
         target = path if offset else path.with_name(path.name + ".part")
         digest = hashlib.sha256()
         with target.open("r+b" if offset else "wb") as file:
@@ -283,6 +301,7 @@ class Standby:
             while block := content.read(BLOCK_BYTES):
                 digest.update(block)
                 file.write(block)
+            # Durable before the manifest, as the files of a backup.
             file.flush()
             os.fsync(file.fileno())
         if not offset:
@@ -299,6 +318,7 @@ class Standby:
         path, size = member.path, member.bytes
         held = known.get(path, Held("", 0, ""))
         file, sent = received.get(path, (held.file, ""))
+        # Compare the bytes that were sent before they are combined with earlier ones.
         if sent and sent != member.sha256:
             raise BadStandby(f"{path} was altered on the way")
         if not sent and held.bytes < size:
@@ -310,12 +330,14 @@ class Standby:
     def _hash(self, file: str, size: int) -> str:
         """Return the SHA-256 of the first bytes of a file."""
         at, digest = self._hashes.get(file, (0, hashlib.sha256()))
+        # A shorter length was requested. The stored hash cannot go back.
         if at > size:
             at, digest = 0, hashlib.sha256()
         with (self.files / file).open("rb") as source:
             source.seek(at)
             for block in _blocks(source, size - at):
                 digest.update(block)
+        # Only log files get longer. Others are read once.
         if file.startswith(LOG):
             self._hashes[file] = size, digest
         return str(digest.hexdigest())
@@ -325,9 +347,12 @@ class Standby:
     def prune(self, keep: int) -> None:
         """Remove all but the newest ``keep`` generations, and files that none of these names."""
         numbers = self.numbers()
+        # Manifests first. After a crash in between, unnamed files remain, and the next call
+        # removes them.
         for number in numbers[:-keep]:
             self._manifest(number).unlink()
         sync_directory(self.generations)
+        # Read only manifests that were not read before.
         self._named = {number: self._files_of(number) for number in numbers[-keep:]}
         named = frozenset[str]().union(*self._named.values())
         for folder, _, names in os.walk(self.files):
@@ -351,6 +376,7 @@ class Standby:
         for part in generation.parts:
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # A hard link shares the bytes. It is cut below if the file is longer than the part.
             if not (link and _linked(source, target)):
                 self._copy(part, source, target)
             os.truncate(target, part.bytes)

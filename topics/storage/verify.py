@@ -97,6 +97,7 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
                 damaged.add(finding.path)
                 yield finding
             yield path
+    # Start from each checkpoint, because the older one must be usable if the newest is damaged.
     for age in range(max(len(intact), 1)):
         refusal = _refusal(data_dir, shard, shards, age)
         # Damage that follows from a damaged log file was reported with that file.
@@ -141,6 +142,7 @@ def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
     end = header.base
     for frame in frames(data, header):
         end = frame.end
+    # If a later frame states that this position was synced, the damage is not a torn tail.
     later = synced_beyond(data, header.base, header.seed, end)
     if later is not None and end >= needed:
         reason = f"damaged frame that was synced, according to the frame at offset {later}"
@@ -194,6 +196,7 @@ def _misplaced(
     data: memoryview, trailer: Trailer, entries: list[ExtentEntry]
 ) -> Iterator[tuple[int, str]]:
     """Yield offset and reason for each part at a wrong offset, and for nonzero bytes between."""
+    # The parts of a segment follow on each other without gaps, except for alignment.
     at, flags_at = HEADER_USED_BYTES, trailer.flags_at
     for begin, end, alignment in _parts(trailer, entries):
         if begin != at + padding(at, alignment):

@@ -143,18 +143,27 @@ class Link:
         self._assembler = Assembler()
         self._inline_bytes, self._half_ring = sizes.inline_bytes, sizes.ring_bytes // 2
         # With a longer backlog, this end stops reading.
+        # Only the second end stops reading. If both did, each could wait for the other (module
+        # docstring).
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
         self._timer: LinkTimer | None = None  # set while `run` runs
+        # The number in the fields that this end has written. Data is accepted only while the
+        # board and the four fields of the rings agree (`_peer_agrees`).
         self._session = 0  # the announced session; 0: none yet
+        # True from ``on_open`` to ``on_close``. Written by `_enter` only.
         self._open = False
         self.message_id = 0  # id of the last message
         self.queue: list[bytes] = []  # buffers of messages since the last flush
         self._queued_bytes = 0
+        # Quiet messages alone do not set it, so they wait for another message.
         self.is_due = False
         """Whether the queue contains a message that is not quiet."""
         self._deferred_count = 0  # quiet messages in the queue
+        # In order. While it is not empty, new messages are appended to it and not written to the
+        # ring.
         self._unsent: deque[memoryview] = deque()  # flushed data that did not fit in the ring
         self._unsent_bytes = 0
+        # Only the guard reads it: an end that sleeps although it has work has missed a wake-up.
         self._is_asleep = False
         self.late_bells = 0
         """Number of lost wake-ups that the guard found. Must stay 0."""
@@ -201,6 +210,8 @@ class Link:
         # Most attachments are short `bytes`, which are queued as they are.
         if type(attachment) is not bytes or len(attachment) > self._inline_bytes:
             attachment, flags = self._in_arena(attachment)
+        # The board may name another session already, before `run` has noticed. Nothing may be
+        # sent then.
         if not self._open or self._cell[0] != self._session:
             raise self._peer_gone_error()
         head = encode_head(message_id, subject, payload, len(attachment), flags)
@@ -223,6 +234,7 @@ class Link:
                 return bytes(view), 0
             block.view[:] = view
             attachment = block
+        # The block belongs to an earlier session. Its memory may be in use by the current one.
         if not self.connected or attachment.session != self._session:
             attachment.free()
             raise self._peer_gone_error()
@@ -238,6 +250,7 @@ class Link:
         assert self.is_due, "a waiting message is in the queue"
         if self._deferred_count < DEFERRED_MAX:
             self._deferred_count += 1
+            # Only quiet messages are in the queue, so nothing is due.
             self.is_due = len(self.queue) > self._deferred_count
 
     def _peer_gone_error(self) -> PeerClosed:
@@ -262,9 +275,11 @@ class Link:
         """
         if not self.is_due or self._cell[0] != self._session:
             return
+        # Take the queue first. A message that is sent while this runs belongs to the next flush.
         queue, length, is_stalled = self.queue, self._queued_bytes, bool(self._unsent)
         self.queue, self._queued_bytes, self._deferred_count, self.is_due = [], 0, 0, False
         # If earlier data wait for space, append to them, so that the order of messages is kept.
+        # One copy and one write for most flushes.
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if is_stalled else self.producer.write(joined)
@@ -273,6 +288,7 @@ class Link:
             self._unsent.append(memoryview(joined)[written:])
             self._unsent_bytes += length - written
         else:
+            # Long data is written from the buffers themselves, without joining them.
             self._unsent.extend(map(memoryview, queue))
             self._unsent_bytes += length
         self._write_unsent()
@@ -286,6 +302,7 @@ class Link:
         """
         unsent, write = self._unsent, self.producer.write
         while unsent:
+            # Write at most half of the ring, and let the peer begin with it.
             piece = unsent[0]
             written = write(piece[: self._half_ring])
             self._unsent_bytes -= written
@@ -293,6 +310,8 @@ class Link:
                 unsent.popleft()
             elif written:
                 unsent[0] = piece[written:]
+            # Nothing was written. `is_full` marks this end as sleeping before it checks again, so
+            # the peer wakes it when space appears.
             elif self.producer.is_full():
                 return
 
@@ -312,6 +331,8 @@ class Link:
             return
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self.reader.release(message.attachment)
+        # The peer may reuse the block when it gets this message. In a new session nothing is to
+        # be reported.
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
             if self._timer is not None:
@@ -342,9 +363,13 @@ class Link:
             self.run_once(on_open, on_messages, on_close)
             # Do not request wake-ups for new input while this end does not read.
             if self._unsent_bytes <= self._backlog_max:
+                # The order is that of `decisions/0001`: announce the sleep, then a full fence,
+                # then check again. In any other order, a message that arrives in between would
+                # wait for the next event.
                 reading.sleep_state.begin_sleep()
             with self._fence:  # a producer that found the ring full is marked as sleeping already
                 pass
+            # The usual case is checked without a call.
             is_idle = self._open and not self._unsent_bytes and cells[HEAD] <= reading.tail
             self._is_asleep = (is_idle and self._cell[0] == self._session) or not self._has_work()
             if not self._is_asleep:
@@ -363,14 +388,19 @@ class Link:
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
         """Do all work that is possible now, without blocking: one pass of ``run``."""
+        # Not in the current session. `_enter` may open it, or there is nothing to do yet.
         if not (self._open and self._cell[0] == self._session) and not self._enter(
             on_open, on_close
         ):
             return
+        # Write first: the peer may wait for this data before it reads more.
         if self._unsent:
             self._write_unsent()
+        # Read only while the own backlog is short, so that replies do not pile up.
         if self._unsent_bytes <= self._backlog_max and (data := self._consumer.read()):
             messages = self._assembler.feed(data)
+            # No correct process writes such bytes. The memory cannot be trusted, and the process
+            # must end.
             if self._assembler.damaged:
                 raise RingDamaged(f"the ring contains bytes that are not a message ({self})")
             # Most batches have no arena messages, and need no copy of the list.
@@ -381,6 +411,7 @@ class Link:
                     break
             if messages:
                 on_messages(messages)
+        # Replies of the handlers above are sent in this pass.
         if self.is_due:
             self.flush()
 
@@ -407,6 +438,8 @@ class Link:
         """Leave an ended session, and enter the next one. Return whether both ends are in it."""
         if self._cell[0] != self._session:
             if self._open:
+                # Everything that was queued belongs to the old session. `on_close` notifies their
+                # receivers.
                 self._open = self.is_due = False
                 self.queue.clear()
                 self._unsent.clear()
@@ -424,9 +457,13 @@ class Link:
 
         Readers of such blocks get a request to release them. Writers were notified by ``on_close``.
         """
+        # Request the holders of blocks of this half to release them, and try again in the next
+        # pass.
         self.reader.reclaim(session)
         if self._is_half_used(session):
             return
+        # Clear the own fields before the session is announced. The peer must not read old
+        # positions under the new number.
         self.producer.clear()
         self._consumer.clear()
         self.reader.begin(session)
@@ -435,6 +472,7 @@ class Link:
         self.producer.announce(session)
         self._consumer.announce(session)
         self._session = session
+        # The peer may wait for the announcement.
         os.eventfd_write(self._peer_bell, 1)
 
     def _is_half_used(self, session: int) -> bool:
@@ -469,6 +507,7 @@ class Link:
         Called by the guard.
         """
         self.flush()
+        # The doorbell is rung already if this end will run anyway. Otherwise a wake-up was lost.
         if self._is_asleep and self._has_work() and not _is_rung(self._bell):
             # In another session it waited for the release of arena blocks, which rings no doorbell.
             self.late_bells += self._cell[0] == self._session

@@ -150,11 +150,18 @@ class MessageRouter(RouteTable):
         start the returned coroutine in a nursery. It awaits that handler and runs the remaining
         ones. Messages that arrive on a closed session are dropped.
         """
+        # A refusal is recognized by its flag before its subject is examined, so that a refusal is
+        # never refused itself.
         if session.closed or message.flags & ERROR:
             self._handle_refusal(session, message)
             return None
+        # The plan of a subject is computed once for each session and dropped when a registration
+        # changes.
         kind, routes = session.plans.get(message.subject) or self._plan(session, message.subject)
         envelope, params, cid = None, None, 0
+        # Decode the envelope of a call or an event. A custom payload is not decoded. The branches
+        # below accept a request, a reply or a notification, each only where the kind of the
+        # subject allows it.
         if kind == "rpc" or kind == "event":
             try:
                 envelope = decode(message.payload)
@@ -186,8 +193,12 @@ class MessageRouter(RouteTable):
         # Run the plain handlers now. A request that they do not answer stays open, with a timeout.
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
+        # The handlers have not answered. If there are none, this replies with an error
+        # immediately.
         if inbound.is_open and inbound.is_timed:
             self._start_timeout(inbound, routes)
+        # All handlers of an event or a custom message have run, so the memory of the message is
+        # released. A request keeps it until it is answered.
         elif waiting is None and kind != "rpc":
             session.release(message)
         return None if waiting is None else self._run_remaining(inbound, waiting, remaining)
@@ -198,10 +209,14 @@ class MessageRouter(RouteTable):
         One task does this for all requests. It sleeps until the next deadline.
         """
         while True:
+            # Deadlines ascend within a session, so a pass checks only the first request of each
+            # session.
             deadline = self._expire_until(trio.current_time())
             if deadline is not None:
                 await trio.sleep_until(deadline)
             else:
+                # Without open requests, the task has no deadline. `_start_timeout` wakes it for
+                # the next one.
                 self._idle = trio.Event()
                 await self._idle.wait()
                 self._idle = None
@@ -292,11 +307,14 @@ class MessageRouter(RouteTable):
         Return it, or None after the last handler.
         """
         for route in routes:
+            # A handler that was removed by an earlier handler of this message must not run.
             if not route.active:
                 continue
             try:
                 if route.params is not None:
                     assert message.envelope is not None, "only calls and events have params"
+                    # The params type of the route is a tuple, so the decoded list is converted
+                    # without validation. Each handler may have registered its own type.
                     params = tuple.__new__(route.params, message.envelope.params)
                     force_setattr(message, "params", params)
                 waiting = route.handler(message)
@@ -361,6 +379,7 @@ class MessageRouter(RouteTable):
         deadline.
         """
         upcoming: list[float] = []
+        # Copy the sessions, because the reply of an expired request may close one of them.
         for session in tuple(self._sessions):
             unanswered = session.unanswered
             while unanswered:

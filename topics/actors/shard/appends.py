@@ -58,8 +58,10 @@ class Appends(Service):
 
     def _append(self, request: AppendCall) -> None:
         context, params, space = self._context, request.params, self._space
+        # Lost appends may be retried if a backup keeps files that can be deleted.
         may_wait = space.may_help
-        # A backup keeps files on a full disk: wait until they are deleted.
+        # A backup keeps files on a full disk: wait until they are deleted. Later appends must not
+        # overtake the ones that wait.
         if space.is_active or (may_wait and context.wal.lacks_space):
             space.defer(partial(handle_late, self._append, request))
             return
@@ -68,10 +70,12 @@ class Appends(Service):
         held = context.held
         if held.waiting and held.defer_if_held(params.topic, self._append, request):
             return
+        # A body that takes long is handled in a task. A batch of short ones is decided here.
         if params.lengths is None and len(request.attachment) > STREAMED_MIN_BYTES:
             self._streamed.begin(request)
             return
         topic = self._engine.topics.get(params.topic)
+        # The band is that of the topic at its decision. A new topic has no reads yet.
         batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
         if may_wait:
             batch.enable_retry(self._defer_retry)
@@ -79,6 +83,7 @@ class Appends(Service):
             self._decide_one(batch)
         else:
             self._decide_all(batch, enumerate(batch.bodies()))
+        # From here on the log answers. It reports success or failure in any case.
         request.disable_timeout()
         # The bodies are decoded. Free their block of the link's arena, unless a retry needs it.
         if type(request.attachment) is not bytes and not batch.may_retry:
@@ -92,6 +97,7 @@ class Appends(Service):
 
         They are not retried another time.
         """
+        # The topic may be held by a change that arrived in the meantime.
         params, held = batch.params, self._context.held
         if held.waiting and held.defer_call_if_held(
             params.topic, partial(self._decide_retry, batch)
@@ -99,6 +105,7 @@ class Appends(Service):
             return
         lost = batch.take_retries()
         try:
+            # The disk may be full again.
             self._context.check_writable(grows=True)
         except NotReady as error:
             for index in lost:
@@ -127,6 +134,8 @@ class Appends(Service):
             batch.fail(0, error)
 
     def _decide_all(self, batch: AppendBatch, bodies: Iterable[tuple[int, Buffer]]) -> None:
+        # Collect adjacent requests until one cannot join the group. The order of the requests is
+        # kept.
         params, size = batch.params, 0
         group: list[tuple[int, AppendBody]] = []
         for index, content in bodies:
@@ -137,12 +146,14 @@ class Appends(Service):
                 continue
             size += len(content)
             # Close the group before a request that cannot join it: one with a key or a config, one
-            # that exceeds the size limit, or one of another node.
+            # that exceeds the size limit, or one of another node. A frame stores the node once.
             is_alone = body.idempotency_key is not None or body.config is not None
             if group and (is_alone or size > JOINED_MAX_BYTES or body.node != group[0][1].node):
                 self._decide_group(batch, group)
                 group, size = [], len(content)
             group.append((index, body))
+            # The first request creates the topic, and its outcome decides what the following ones
+            # find.
             if is_alone or not self._engine.topics.get(params.topic):
                 self._decide_group(batch, group)
                 group, size = [], 0
@@ -151,6 +162,7 @@ class Appends(Service):
     def _decide_group(self, batch: AppendBatch, group: list[tuple[int, AppendBody]]) -> None:
         """Decide adjacent requests together, or separately if the joint append is refused."""
         if len(group) > 1:
+            # One change for all. Each request gets its part of the seqs (`settle_joined`).
             bodies = [body for _, body in group]
             try:
                 change = self._append_now(batch, joined(bodies))
@@ -170,6 +182,7 @@ class Appends(Service):
     def _decide(self, batch: AppendBatch, index: int, body: AppendBody) -> None:
         outcome = self._append_now(batch, body)
         if isinstance(outcome, Append):
+            # The request has created its topic, whose config determines the band.
             if outcome.created:
                 batch.band = outcome.topic.band(self._context.now.ms)
             self._submit(outcome, partial(batch.settle, index, outcome))
@@ -184,6 +197,7 @@ class Appends(Service):
     ) -> Append | InFlightDuplicate | DedupeEntry:
         params = batch.params
         topic = self._engine.topics.get(params.topic)
+        # Expired records must not count against the caps of this write.
         if topic is not None and (topic.committed.ttl_ms or topic.floor_due):
             self._context.remove_expired(topic)
         return append.decide(

@@ -58,6 +58,16 @@ EndCall: TypeAlias = InboundMessage[BackupParams, NoResult]
 HOLD_MAX_S: Final = 0.8  # seconds; the longest delay of routers and dead letters by a backup
 
 
+# States of a backup in its shard:
+#
+#     begin --> pinning --checkpoint written--> pinned --hold--> holding --no move in flight--> held
+#                  |                              ^                 |                             |
+#                  '--error--> over               |<--HOLD_MAX_S----'                             |
+#                                                 '<--files, or HOLD_MAX_S------------------------'
+#
+# `cut` is valid only in the state held. `end`, the end of the link session and an abandoned backup
+# release the pin in every state. If the disk is full, the pin breaks, and the next call gets an
+# error.
 @dataclass(eq=False, slots=True)
 class _Backup:
     """The backup in progress.
@@ -79,6 +89,7 @@ class Backups(Service):
 
     def __init__(self, context: ShardContext, shard: RecoveredShard, sealing: Sealing) -> None:
         self._context, self._shard, self._sealing = context, shard, sealing
+        # At most one backup at a time, because a pin keeps files that nothing else needs.
         self._backup: _Backup | None = None
 
     def register(self, router: MessageRouter) -> None:
@@ -130,6 +141,8 @@ class Backups(Service):
         """Answer, because the checkpoint is written or has failed. Runs outside of an iteration."""
         with self._context.iteration():
             try:
+                # The backup may have ended while the checkpoint was written, for example with its
+                # session.
                 if error is not None:
                     raise error
                 self._of(request)
@@ -160,6 +173,7 @@ class Backups(Service):
         ]
         paths = [pin.checkpoint, *(segment.path for segment in found)]
         if not self._shard.wal.shard:
+            # ``meta`` belongs to the server and not to a shard. The first shard adds it.
             paths.insert(0, self._shard.folders.root / "meta")
         return BackupBegun(flags, [*self._whole_files(paths)])
 
@@ -184,8 +198,10 @@ class Backups(Service):
 
     def _hold(self, request: HoldCall) -> None:
         backup = self._of(request)
+        # A repeated hold replaces the earlier one, with a full new deadline.
         self._release(backup)
         request.disable_timeout()
+        # An earlier cut is void: moves may have run since.
         backup.holding, backup.cut = request, None
         hold_deadline = trio.current_time() + HOLD_MAX_S
         backup.hold_deadline = self._context.deadlines.call_at(
@@ -210,14 +226,19 @@ class Backups(Service):
 
     def _cut(self, request: CutCall) -> None:
         backup = self._of(request)
+        # The cut is valid only while no move is in flight. Otherwise a record could be in the cut
+        # of neither shard, or of both.
         if backup.hold_deadline is None or backup.holding is not None:
             raise _hold_expired()
+        # Keep the count of losses, too. If changes are undone before the sync, the LSN may name
+        # other frames.
         backup.cut = self._context.wal.next_lsn, self._context.commits.rollback_count
         request.reply(BackupCut(backup.cut[0]))
 
     def _files(self, request: FilesCall) -> None:
         backup = self._of(request)
         is_held = backup.hold_deadline is not None
+        # Moves may continue as soon as all shards have cut. The sync below may take longer.
         self._release(backup)
         if backup.cut is None or not is_held:
             raise _hold_expired()
@@ -228,6 +249,7 @@ class Backups(Service):
         self, request: FilesCall, backup: _Backup, lsn: int, losses: int
     ) -> None:
         try:
+            # The files may be copied only up to the cut, and the log must be on disk up to there.
             await self._sealing.checkpoints.sync_log(lsn, losses)
             found = BackupFiles([*self._log(backup, lsn)])
         except OSError as error:
@@ -244,6 +266,7 @@ class Backups(Service):
             yield ArchiveFile(
                 self._shard.folders.name_of(file.path), str(file.path), 0, length, file.size
             )
+        # Blobs are named by frames below the cut, or were named when the pin was set.
         yield from self._whole_files(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
 
 

@@ -60,6 +60,8 @@ class Deletes(Service):
     def __init__(self, context: ShardContext, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._retries = retries
+        # Held while a slice is in flight, so that all large deletes of the shard share the loop
+        # fairly.
         self._slices = trio.Lock()
         self._has_first_slice = False  # a large delete's first slice is in flight without the lock
 
@@ -82,6 +84,7 @@ class Deletes(Service):
         if self._context.held.defer_if_held(name, handler, request):
             return
         self._context.remove_expired(self._engine.topics.get(name))
+        # Routers name the topic, so the owner must remove them before the topic disappears.
         if self._context.routers_of(name) and name in self._engine.topics:
             # Check first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)
@@ -92,10 +95,13 @@ class Deletes(Service):
     def _remove_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
         """Remove the topic's routers, and then delete the topic."""
         name, context = request.params.topic, self._context
+        # The hold keeps other changes of the topic out while the owner works.
         context.held.hold(name)
         # From here on routers may be removed, so the request must complete.
         request.disable_timeout()
 
+        # The reply of the owner. The hold ends in every case, and the deferred calls follow the
+        # outcome.
         def then(answer: Reply[CascadeResult] | TopicsError) -> None:
             deferred = context.held.release(name)
             if isinstance(answer, TopicsError):
@@ -121,6 +127,7 @@ class Deletes(Service):
         change = delete_topic.decide(
             self._engine.table, params.topic, params.if_empty, self._context.now
         )
+        # The key may not see all routers, so the reply names only the visible ones.
         visible = [name for name in routers if covered(name, params.prefixes)]
         body = answers.deleted(params.topic, existed=change is not None, routers=visible)
         if change is None:
@@ -144,6 +151,8 @@ class Deletes(Service):
         topic = self._context.find_topic(params.topic)
         # Hold the topic until no change of it is pending, because a replay could apply caps
         # differently otherwise.
+        # The frame names seqs. Pending changes that remove records must be committed before
+        # (`must_wait`).
         if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.hold(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
@@ -156,6 +165,7 @@ class Deletes(Service):
             self._context.start(self._delete_remaining, request, whole, 0)
             return
         change = delete_records.decide(self._engine.table, whole, self._context.now)
+        # The first slice is decided without a task, because most deletes have only one.
         self._has_first_slice = change.rest is not None
 
         def settle(result: LogProgress | OSError) -> None:
@@ -185,10 +195,14 @@ class Deletes(Service):
         is_retry = False
         try:
             while left is not None:
+                # One slice at a time. The lock is released between slices, so other deletes get
+                # their turn.
                 async with self._slices:
                     change, result = await self._delete_slice(left)
                 if not isinstance(result, OSError):
                     left, deleted, is_retry = change.rest, deleted + change.deleted, False
+                # The group was lost with an append in it. The delete alone may use the reserve of
+                # the log.
                 elif isinstance(result, NoSpace) and not is_retry:
                     is_retry = True  # the retry has a group of its own
                 else:
@@ -209,6 +223,8 @@ class Deletes(Service):
         """
         topic, held = rest.topic, self._context.held
         await held.wait_free(topic.name)
+        # The deletion is decided and not committed. Its outcome decides whether there is anything
+        # to delete.
         if topic.deleted:  # the deletion may be undone
             await self._commits.wait_idle(topic)
         if topic.deleted:

@@ -50,11 +50,17 @@ class Expiry(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
+        # By the number of the bucket. A topic may be in several buckets, and only the one in
+        # `_planned` counts.
         self._buckets: dict[int, array[int]] = {}  # ids of topics
         self._order: list[int] = []  # heap of the buckets
+        # At most one valid bucket for each topic, so that a busy topic is not planned again with
+        # each commit.
         self._planned: dict[int, int] = {}  # the valid bucket, by topic id
         self._due: list[int] = []  # ids of topics in opened buckets
+        # The next sweep. There is none while no topic has records that expire.
         self._next: Deadline | None = None
+        # Set by `expire_soon`. It makes one sweep open the current bucket, too.
         self._is_requested = False
         self._begins: Iterator[Topic] = iter(())
         context.disk_space.on_disk_full = self.expire_soon
@@ -75,6 +81,7 @@ class Expiry(Service):
         self._context.deadlines.call_at(-math.inf, self._begin)
 
     def _begin(self) -> None:
+        # In parts, so that a start with many topics does not delay the first requests.
         some = [*islice(self._begins, BEGIN_TOPICS)]
         for topic in some:
             if topic.committed.ttl_ms and not topic.deleted:
@@ -92,6 +99,7 @@ class Expiry(Service):
 
     def _plan(self, topic: Topic) -> None:
         due_ts = retention.next_expiry(topic, self._engine.store)
+        # No record will expire. Plan the topic again at its next commit.
         if due_ts is None:
             if topic.committed.ttl_ms:
                 # A config may have emptied the topic. Later records may be due before the planned
@@ -119,6 +127,7 @@ class Expiry(Service):
             self._next.cancel()
         if not self._order:
             return
+        # The bucket ends later than each of its records expires. One sweep removes all of them.
         left_ms = (self._order[0] + 1) * SWEEP_MS - self._context.now.ts
         at = trio.current_time() + min(max(left_ms / 1000, 0.0), WAKE_MAX_S)
         self._next = self._context.deadlines.call_at(at, self.sweep)
@@ -127,6 +136,7 @@ class Expiry(Service):
 
     def sweep(self) -> None:
         """Remove expired records of the next topics. Call this only within an iteration."""
+        # ``opens`` is -1 in a hurry: the current bucket counts as ended.
         now, opens = self._context.now.ts, -1 if self._is_requested else 0
         self._is_requested = False
         # Open the buckets that have ended. In a hurry, also open the current one.
@@ -136,6 +146,7 @@ class Expiry(Service):
                 if self._planned.get(topic_id) == bucket:
                     del self._planned[topic_id]
                     self._due.append(topic_id)
+        # Take the topics from the end of the list, which costs nothing.
         for topic_id in self._due[-SWEEP_TOPICS:]:
             topic = self._engine.by_id.get(topic_id)
             if topic is not None:
@@ -144,6 +155,7 @@ class Expiry(Service):
                 topic = next(
                     (it for it in self._commits.deleting_topics() if it.id == topic_id), None
                 )
+            # Records may remain that expire later.
             if topic is not None:
                 self._plan(topic)
         del self._due[-SWEEP_TOPICS:]
@@ -176,6 +188,8 @@ class Quotas(Service):
                 ledger.replayed,
             )
             self._bytes = ByteQuota(byte_cap)
+        # Report the usage before any cap is used. Otherwise another shard could take quota that
+        # is in use.
         ledger.report(*context.engine.count_charged())
         context.engine.limit(topic_cap, self._bytes)
 

@@ -65,6 +65,11 @@ RECORD_COST = 256
 log = structlog.get_logger()
 
 
+# The in-flight pages of a feed are a credit of two:
+#
+#     in_flight 0 --page--> 1 --page, is_awaited--> 2: no further page until `feed.taken`
+#               ^           | ^                     |
+#               '-taken-----' '-------taken---------'
 class Feed:
     """A cursor that follows the head of a topic. ``seq`` is the end of its last page.
 
@@ -77,6 +82,8 @@ class Feed:
     def __init__(
         self, session: LinkSession, number: int, topic: Topic, view: Diff, strong: bool, seq: int
     ) -> None:
+        # ``seq`` only increases. The next page begins after it, so consecutive pages have no
+        # hole.
         self.session, self.number, self.topic = session, number, topic
         self.view, self.strong, self.seq = view, strong, seq
         self.in_flight = 0
@@ -86,6 +93,7 @@ class FeedTable:
     """The open feeds. A session identifies each of its feeds by a number."""
 
     def __init__(self) -> None:
+        # Each feed is in both dicts. Empty inner dicts are removed, so that `has_feeds` is exact.
         self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
         # Whether a feed follows the topic with this id.
@@ -139,8 +147,12 @@ class Feeds(Service):
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits = context, context.commits
         self._table = FeedTable()
+        # `_topic_changed` only notes the topic. Its feeds are looked up once in each iteration,
+        # regardless of the number of commits.
         self._changed: dict[int, None] = {}  # ids of topics that have feeds and new records
         self._due: dict[Feed, None] = {}  # in the order in which the next iteration serves them
+        # Subset of the strong feeds: those whose topic has records that are committed but not
+        # synced.
         self._unsynced: dict[Feed, None] = {}  # strong feeds that wait for the next sync
         self._synced = 0  # LSN up to which the log was synced at the last check
 
@@ -169,11 +181,15 @@ class Feeds(Service):
 
         The remaining feeds are served first in the next iteration.
         """
+        # First find all feeds with work: strong feeds after a sync, and feeds of topics with new
+        # records.
         self._note_sync()
         for topic_id in self._changed:
             self._due.update(dict.fromkeys(self._table.of_topic(topic_id)))
         self._changed.clear()
         cost, unfinished = 0, []
+        # An iteration may begin one page above the limit, so that a large page does not wait
+        # forever.
         while self._due and cost < ITERATION_COST_MAX:
             feed = next(iter(self._due))
             del self._due[feed]
@@ -181,6 +197,7 @@ class Feeds(Service):
             cost += spent
             if not finished:
                 unfinished.append(feed)
+        # Unfinished feeds go to the end, so that one long scan does not hold up the others.
         self._due.update(dict.fromkeys(unfinished))
         self.is_due = bool(self._due)
 
@@ -190,6 +207,7 @@ class Feeds(Service):
 
     def _progressed(self) -> None:
         """The log has been written or synced: check strong feeds that wait for it, if any."""
+        # Clear the hook if no feed waits, so that writes of other topics do not call it.
         if self._unsynced:
             self.is_due = True
         else:
@@ -208,6 +226,8 @@ class Feeds(Service):
     def _note_sync(self) -> None:
         """Mark waiting strong feeds as due if the log has been synced further."""
         synced = self._context.wal.synced_lsn
+        # A changed LSN may not cover the records of each waiting feed. `_next_page` puts a feed
+        # back then.
         if self._unsynced and self._synced != synced:
             self._due.update(self._unsynced)
             self._unsynced.clear()
@@ -221,6 +241,8 @@ class Feeds(Service):
         Return their cost, and whether the feed is done for now.
         """
         cost = 0
+        # Stop at two pages, because the front buffers them. A slow front thus slows down its own
+        # feeds only.
         while feed.in_flight < PAGES_IN_FLIGHT_MAX:
             try:
                 page = self._next_page(feed)
@@ -243,6 +265,8 @@ class Feeds(Service):
             )
             if not self._send(feed, FEED_PAGE, params, records):
                 break
+            # The scan has reached its limit without filling the page. Continue after the other
+            # feeds.
             if page.unfinished:
                 return cost, False
         return cost, True
@@ -250,8 +274,11 @@ class Feeds(Service):
     def _next_page(self, feed: Feed) -> Page | None:
         """Return the page that follows the last one, or None if the feed is at the head."""
         topic = feed.topic
+        # Records that have expired must not be sent, as in every other read.
         if not topic.deleted:
             self._context.remove_expired(topic)
+        # A strong feed sees only synced records, because a crash must not take back what a reader
+        # has received.
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
         # A strong feed must wait for a sync of the remaining records.
         if head_seq < topic.head_seq:
@@ -264,6 +291,8 @@ class Feeds(Service):
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
             feed.session.notify(event, params, attachment)
+        # The session has ended, and its feeds with it. The front opens new ones in the next
+        # session.
         except PeerClosed:
             self._remove(feed)
             return False
@@ -279,6 +308,8 @@ class Feeds(Service):
         self._end(feed, Internal.code)
 
     def _end(self, feed: Feed, error: str | None = None) -> None:
+        # Remove first: if the message cannot be sent, `_send` removes the feed again, which has
+        # no effect.
         self._remove(feed)
         self._send(feed, FEED_ENDED, FeedEndedParams(feed.number, feed.topic.head_seq, error))
 
@@ -298,11 +329,16 @@ class Feeds(Service):
         # A new feed replaces an open one of the same number.
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
+            # The front has lost track of the earlier feed, for example because its close was not
+            # sent.
             self._remove(earlier)
         head_seq = visible_head(topic, self._context.wal.synced_lsn, strong=strong)
+        # The feed begins at the head. Earlier records are read by the front with `diff`, from the
+        # cursors of its readers, so that one feed serves readers at different positions.
         feed = Feed(session, params.feed, topic, view, strong, head_seq)
         self._table.add(feed)
         topic.follow(self._topic_changed)
+        # A strong feed starts below the head of the topic. Let it wait for the next sync.
         if head_seq < topic.head_seq:
             self._make_due(feed)
         # The first record may be after the head that a strong feed shows.

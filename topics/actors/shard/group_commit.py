@@ -68,6 +68,12 @@ class PendingChange(msgspec.Struct, frozen=True, eq=False):
     settle: Settle | None
 
 
+# A change between its decision and its outcome. ``settle`` is called exactly once, in both cases.
+#
+#     decided --submit--> until written --the log has written its frames--> committed
+#        |                until synced ---the log has synced its frames---> committed
+#        |                     '--the log has failed, or has no space-----> undone
+#        '--no frames, no earlier change of its topic-----> committed immediately
 class GroupCommit:
     """The only path from a decision into the log. ``clock`` returns the time of a commit."""
 
@@ -84,13 +90,22 @@ class GroupCommit:
         self.rollback_count = 0  # number of times that all pending changes were undone
         self.waiting_peak = 0  # the largest number of pending changes after a flush
         self._average_write_s, self._average_sync_s = 0.0, SYNC_INITIAL_S  # moving averages
+        # Both queues are in order of LSNs. A change is in exactly one of them, until its outcome
+        # is known.
         self._until_written: deque[PendingChange] = deque()
         self._until_synced: deque[PendingChange] = deque()
+        # Numbers the submitted changes. It gives the order of the decisions across both queues,
+        # which `_roll_back` reverses.
         self._serial = 0
+        # Whether a change of the open group waits for a sync. `flush` passes it on and resets it.
         self._wants_sync = False
         # A commit has submitted floor changes, which need a flush outside of an iteration.
         self._has_floors = False
+        # By topic id: events of tasks that wait until no change of the topic is pending. An event
+        # is removed when it is set.
         self._idle: dict[int, trio.Event] = {}
+        # Set at the next progress of the log, for all tasks that wait at that time. None if there
+        # are none.
         self._progress: trio.Event | None = None
 
     # Pending changes
@@ -116,6 +131,7 @@ class GroupCommit:
     @property
     def reached(self) -> int:
         """Every change with a frame before this LSN is committed."""
+        # The queues are ordered, so only their first changes can be the oldest.
         return min(
             (queue[0].start for queue in (self._until_written, self._until_synced) if queue),
             default=self.wal.next_lsn,
@@ -129,6 +145,8 @@ class GroupCommit:
 
     def position_of(self, topic: Topic) -> int:
         """Return the LSN before which all changes of the topic are committed, and after it none."""
+        # Without pending changes, the state of the topic contains all frames that were ever
+        # appended.
         if not topic.pending:
             return self.wal.next_lsn
         # Reservations and floors can be committed out of order with other changes, because
@@ -162,6 +180,8 @@ class GroupCommit:
             # could refuse only some of them, and a restart would replay the others although the
             # change was undone.
             self.wal.keep_contiguous(sum(frame.length for frame in frames))
+        # The LSNs are assigned here, before anything is written. A lost group is cut off, and its
+        # LSNs are used again (`Wal.resume`).
         locator, start = NOWHERE, self.wal.next_lsn
         for frame in frames:
             lsn = self.wal.append(frame)
@@ -183,6 +203,8 @@ class GroupCommit:
 
         ``settle`` is called for each of the changes, as in `submit`.
         """
+        # The shared frame comes first. The other frames only concern single dests, and all of
+        # them must be in one file, so that the log loses either all or none of them.
         frame, changes = forwarded.frame, forwarded.changes
         others = [other for change in changes for other in change.frames]
         self.wal.keep_contiguous(frame.length + sum(other.length for other in others))
@@ -207,9 +229,14 @@ class GroupCommit:
         """
         self._serial += 1
         pending = PendingChange(change, locator, start, self.wal.next_lsn, self._serial, settle)
+        # A change with ``sync`` may not be answered when it is only written, even if the write is
+        # fast.
         if change.sync:
             self.is_unsent = self._wants_sync = True
             self._until_synced.append(pending)
+        # Without a sync, the change is committed when it is written. The order within a topic is
+        # kept, because a change without frames also queues here while earlier ones of its topic
+        # are pending.
         elif change.frames or change.topic.pending > 1:
             self.is_unsent = True
             self._until_written.append(pending)
@@ -219,6 +246,8 @@ class GroupCommit:
 
     def _keep(self, change: Append, view: RecordsView | None) -> Locator:
         encoded = change.resident
+        # The records were rendered for the log. They are kept as one buffer, with the same
+        # tables.
         if encoded is not None:
             body = memoryview(b"".join(encoded.parts))
             view = RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), body)
@@ -234,9 +263,13 @@ class GroupCommit:
         ``immediate``: the log may write or sync in this call, because an iteration ends with it or
         follows.
         """
+        # More than one pass only if a commit has submitted floor changes.
         while True:
             sync, self._wants_sync = self._wants_sync, False
             self.is_unsent = False
+            # None: the writer thread has the group, and `advance` will find its outcome.
+            # Otherwise the loop itself has written it, and its changes are committed in this
+            # iteration.
             progress = self.wal.flush(sync=sync, immediate=immediate)
             if progress is None:
                 self.waiting_peak = max(self.waiting_peak, len(self))
@@ -261,19 +294,25 @@ class GroupCommit:
 
         Return the error that stopped the log, if any.
         """
+        # The log reports each step once. The steps are handled in order, because a failure after
+        # a success must not undo changes that were committed before.
         for progress in self.wal.take_progress():
             if progress.error is not None:
+                # The changes of the lost group and all later ones are undone, since they may
+                # depend on each other.
                 self._roll_back(progress.error)
                 if not isinstance(progress.error, NoSpace):
                     self._notify_progress()
                     return progress.error
                 # A full disk is not fatal: the group is lost, and the log accepts later groups.
+                # The following groups are written from the end of the written frames on.
                 self.wal.resume(progress.written)
                 continue
             self._update_averages(progress)
             self._settle_up_to(self._until_written, progress.written, progress)
             self._settle_up_to(self._until_synced, progress.synced, progress)
         self._notify_progress()
+        # Outside of an iteration nothing else flushes the floor changes.
         if self._has_floors:
             self._has_floors = False
             self.flush()
@@ -296,13 +335,17 @@ class GroupCommit:
     def _settle_up_to(self, queue: deque[PendingChange], lsn: int, progress: LogProgress) -> None:
         if not queue:
             return
+        # All changes of this step are committed with one time.
         now = self.now()
         while queue and queue[0].end <= lsn:
             self._commit(queue.popleft(), progress, now)
 
     def _commit(self, pending: PendingChange, progress: LogProgress, now: Now) -> None:
+        # First the effect on the engine, then the response, so that a client that has its
+        # response finds the write in any later read.
         change, topic = pending.change, pending.change.topic
         if change.frames:
+            # Readers of the log may access frames up to here.
             self.store.committed_to = max(self.store.committed_to, pending.end)
         try:
             has_tags = isinstance(change, Append) and change.tags
@@ -324,6 +367,8 @@ class GroupCommit:
             self._notify_idle(topic)
         self.on_commit(change)
         if isinstance(change, DeleteTopic):
+            # The records of a deleted topic are dropped last, because the callbacks above may
+            # still refer to the topic.
             self.store.drop_topic(topic)
 
     def _generation(self, locator: Locator) -> int:
@@ -335,9 +380,12 @@ class GroupCommit:
 
     def _roll_back(self, error: OSError) -> None:
         self.rollback_count += 1
+        # Both queues together, newest decision first. An undo returns the topic to its state
+        # before the change, so it must follow the undo of all later changes.
         lost = sorted(self._pending(), key=lambda pending: pending.serial, reverse=True)
         self._until_written.clear()
         self._until_synced.clear()
+        # No callback runs before all changes are undone: it would see a state that never existed.
         # Undo in reverse order of the decisions, then refuse in order.
         for pending in lost:
             self.engine.undo(pending.change)
@@ -372,6 +420,7 @@ class GroupCommit:
 
     async def wait_idle(self, topic: Topic) -> None:
         """Wait until no change of the topic is pending."""
+        # A loop, because another task may have submitted a change after the event was set.
         while topic.pending:
             await self._idle.setdefault(topic.id, trio.Event()).wait()
 
@@ -386,6 +435,8 @@ class GroupCommit:
 
         Return False if the log has failed, or if changes were undone in the meantime.
         """
+        # An undo between two checks means that LSNs were assigned again: ``lsn`` may now be
+        # another frame.
         rollback_count = self.rollback_count
         while self.wal.failed is None and self.rollback_count == rollback_count:
             if self.wal.synced_lsn >= lsn:

@@ -54,6 +54,7 @@ class ShardLoop:
 
     def __init__(self, shard: RecoveredShard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
+        # The context calls back into the loop, which is known only now.
         context.send, context.end_iteration = self._send, self.end_iteration
         context.commits.on_commit = self._committed
         context.commits.on_rollback = self._rolled_back
@@ -66,6 +67,7 @@ class ShardLoop:
         self.services = services = ShardServices(context, shard, board.heads(index), ledger)
         for service in services:
             service.register(self.router)
+        # Look up the hooks once. Most services define few of them, and the loop calls only those.
         self._on_config = [s.on_config for s in services if _defines(s, "on_config")]
         self._on_rollback = [s.on_rollback for s in services if _defines(s, "on_rollback")]
         self._heartbeat = services.heartbeat
@@ -73,6 +75,7 @@ class ShardLoop:
         self._on_closed = [
             s.on_session_closed for s in services if _defines(s, "on_session_closed")
         ]
+        # Empty until `run`.
         self._links: Sequence[Link] = ()
         loopback = Loopback(self.inbox, self.deadlines.wake)
         loopback.session = self.open_session(shard_id(index).session_name, loopback)
@@ -92,6 +95,8 @@ class ShardLoop:
                 nursery.start_soon(service.run)
             self.context.disk_space.show()
             await stop.wait()
+            # From here on services start no new work. Changes that wait for the log are still
+            # answered.
             self.context.is_stopping = True
             await self.commits.wait_drained()
             nursery.cancel_scope.cancel()
@@ -157,6 +162,7 @@ class ShardLoop:
     def run_iteration(self, arrived: Iterable[Arrival] | None = None) -> None:
         """Handle ``arrived``, or the next batch of the inbox if it is None."""
         context, handle = self.context, self.handle
+        # One time for all decisions of the iteration.
         context.now = context.clock()
         for session, messages in self.inbox.next_batch() if arrived is None else arrived:
             for message in messages:
@@ -180,6 +186,9 @@ class ShardLoop:
 
         Another iteration is scheduled if the inbox, the log or a service has more work.
         """
+        # The order: acks first, because they share one frame. Then commit what the log can write
+        # immediately, so that the services see these commits. Then the services, and at last the
+        # frames that they added.
         commits = self.commits
         job_calls = self.services.job_calls
         if job_calls.gathered:

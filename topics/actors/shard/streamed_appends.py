@@ -72,6 +72,8 @@ class StreamedAppends(Service):
 
         The topic must not be held by another change.
         """
+        # The hold keeps other changes of the topic out until the reply. Seqs are assigned from
+        # the head at the decision, so a change in between would use the same seqs.
         self._context.held.hold(request.params.topic)
         request.disable_timeout()  # no timeout: it ends when its complete body is written
         self._context.start(self._handle, request)
@@ -79,6 +81,7 @@ class StreamedAppends(Service):
     async def _handle(self, request: AppendCall) -> None:
         params = request.params
         batch = AppendBatch(request, self._context.band_of(params.topic))
+        # Every path below answers the request once, and then releases its memory and the topic.
         try:
             outcome = await self.append(params, request.attachment)
         except Exception as error:
@@ -89,9 +92,17 @@ class StreamedAppends(Service):
         self._context.release_topic(params.topic)
 
     async def append(self, params: AppendParams, body: Buffer) -> Outcome:
-        """Append ``body`` to a held topic. Raises the same errors as a short append."""
+        """Append ``body`` to a held topic. Raises the same errors as a short append.
+
+        The caller must have called ``held.hold`` for the topic. Returns the OSError of the log
+        instead of raising it, as for a group. A topic that was created for the append remains if
+        the append fails afterwards.
+        """
+        # All checks that need only the body come first, so that an invalid body changes nothing.
         request = await self._decode(body)
         largest = check_append(request, len(body), params.key, self._limits)
+        # Each level of nesting takes at least two bytes, so shorter records need no check. The
+        # check gives way to other tasks after each step.
         if largest > 2 * self._limits.nesting:
             for _ in check_nesting(request.records, self._limits.nesting):
                 await trio.lowlevel.checkpoint()
@@ -107,11 +118,13 @@ class StreamedAppends(Service):
             if isinstance(found, OSError):
                 return found
         topic, created = found
+        # The topic is held, so no other attempt with this key can be in flight.
         if request.idempotency_key is not None:
             known = append.find_duplicate(topic, request.idempotency_key, self._context.clock())
             if known is not None:
                 assert isinstance(known, DedupeEntry), "no other write to this topic is in progress"
                 return known
+        # Release what `make_topic` has reserved of the byte quota, also if the append fails.
         try:
             outcome = await self._store(topic, request, created)
             if isinstance(outcome, OSError) and await self._frees(outcome):
@@ -142,10 +155,13 @@ class StreamedAppends(Service):
         self, name: str, request: AppendBody, prefixes: list[str] | None
     ) -> tuple[Topic, bool] | OSError:
         """Return the topic, with no change pending, and whether this append created it."""
+        # A loop, because the topic that was found may no longer exist after the wait.
         while (topic := self._engine.topics.get(name)) is not None:
             await self._commits.wait_idle(topic)
             if not topic.deleted:  # otherwise its creation failed during the wait
                 return topic, False
+        # No topic: create it before the records are rendered, so that its config is durable
+        # before them.
         now, size = self._context.clock(), 0
         is_full_of = request.config is not None and request.config.discard == "reject"
         if is_full_of or self._limits.total_bytes:
@@ -160,8 +176,11 @@ class StreamedAppends(Service):
         key = request.idempotency_key
         keep_key = key is not None and keeps_key(topic, key)
         rendering = Rendering(request, keep_key=keep_key, due=due or None)
+        # Rendering the tables and computing the ends take milliseconds each. Give way between
+        # them.
         await trio.lowlevel.checkpoint()
         self._context.begin_iteration()
+        # Expired records are removed first, because their capacity may be needed.
         self._context.remove_expired(topic)
         now = self._context.now
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
@@ -169,11 +188,14 @@ class StreamedAppends(Service):
         # The tables precede the rendered records, whose ends are known before they are rendered.
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
+        # From here on the seqs belong to this write. Each error below must undo the change.
         change = append.decide_streamed(
             self._engine.table, topic, request, rendering, ends[-1], now, due
         )
         try:
             sink, resident = self._sink(change, rendering, body_len)
+            # The body is written and synced before the frame. So a frame in the log proves that
+            # its blob exists.
             await self._write(sink, head, _runs(rendering, list(ends), change))
         except OSError as error:
             self._engine.undo(change)
@@ -182,6 +204,8 @@ class StreamedAppends(Service):
             self._engine.undo(change)
             raise
         result = await self._commits.submit_and_wait(change, resident)
+        # With `NoSpace` the log continues, and the change was undone. After other errors the log
+        # is broken, and the next start decides about the blob.
         if isinstance(result, NoSpace) and resident is None:
             # Its frame was not written. Remove the blob to free its space.
             self._context.wal.blobs.remove(topic.id, change.first_seq)
@@ -198,6 +222,8 @@ class StreamedAppends(Service):
         return memory, RecordsView(rendering.flags, change.count, len(rendering.ext), memory.body)
 
     async def _write(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:
+        # Report each step to the check of the disk: a long write makes progress, but a call that
+        # hangs does not.
         with self._context.disk.streaming() as note_step:
             try:
                 await trio.to_thread.run_sync(sink.write, head)
@@ -206,6 +232,8 @@ class StreamedAppends(Service):
                     await trio.to_thread.run_sync(sink.write, run)
                 note_step()
                 await trio.to_thread.run_sync(sink.finish)
+            # Also on cancellation. A partial blob must not remain under a name that a later
+            # append would use.
             except BaseException:
                 sink.abandon()
                 raise
@@ -258,6 +286,7 @@ def _runs(rendering: Rendering, ends: list[int], change: Append) -> Iterator[lis
     start = 0
     while start < len(ends):
         begin = ends[start - 1] if start else 0
+        # Extend the run while it stays within `RUN_BYTES`. A single record may be longer.
         stop = start + 1
         while stop < len(ends) and ends[stop] - begin <= RUN_BYTES:
             stop += 1

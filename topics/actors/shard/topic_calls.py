@@ -64,11 +64,14 @@ class TopicCalls(Service):
             self._context.now,
             params.prefixes,
         )
+        # The reply names the fields of the body that were ignored.
         ignored = ignored_in(request.attachment, TopicConfigPatch)
         request.disable_timeout()
         request.release()
         topic, config = change.topic, change.topic.config
 
+        # Leases that were granted before the queue kept them in the log are logged before the
+        # reply.
         def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 answer(result)

@@ -153,6 +153,8 @@ class ShardLink:
     def __init__(self, link: Link, cells: ShardCells, router: MessageRouter) -> None:
         self.link, self.cells, self.number = link, cells, link.peer.index
         self.peer_id = link.peer.session_name
+        # ``session`` is set from `opened` to `closed`. ``answering`` is the same object, or None
+        # while the shard is stalled.
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, or None while the shard is stalled
         self.listener: Listener | None = None
@@ -164,6 +166,8 @@ class ShardLink:
         """Open a session, because the link has connected."""
         self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
         self.answering = self.session
+        # A new session begins with a fresh measurement. The old process may have been silent for
+        # long.
         self._liveness, self.waits_for_disk = Liveness(), False
         if self.listener is not None:
             self.listener.opened(self.number)
@@ -179,8 +183,10 @@ class ShardLink:
     def closed(self) -> None:
         """Close the session, because the link has disconnected."""
         if self.session is not None:
+            # Clear the fields before the listeners run, because they may call the shard again.
             session, self.session, self.answering = self.session, None, None
             session.close()
+            # Bodies that were being received into the arena of this session are lost.
             for block in self.link.writer.filling:
                 if block.filler is not None:
                     block.filler.abort(self.not_ready())
@@ -201,12 +207,17 @@ class ShardLink:
         if session is None:
             return
         self.waits_for_disk = self.is_waiting_for_disk()
+        # Writes wait for the disk and may hang for long. They fail now, and their outcome is
+        # unknown to the client.
         if self.waits_for_disk:
             session.fail_calls(lambda pending: pending.call.is_write)
+        # No heartbeat for `STALLED_S`: the loop of the shard is blocked.
         stalled = self._liveness.observe(self.cells.heartbeat_ms, now) >= STALLED_S
         if stalled and not self.is_stalled:
             log.warning("shard stalled", shard=self.number)
             self.answering = None
+            # Long polls and waiting claims have no deadline in the shard. They continue when the
+            # shard does.
             session.fail_calls(lambda pending: not pending.is_long_poll)
         elif not stalled and self.is_stalled:
             log.info("shard resumed", shard=self.number)
@@ -295,6 +306,7 @@ class Shards:
 
     async def run(self) -> None:
         """Transfer messages until cancelled."""
+        # All messages of an iteration of the front are flushed together.
         EventLoop.of_this_run().iteration = self.batch
         async with trio.open_nursery() as nursery:
             for link in self._links:
@@ -351,6 +363,8 @@ class Shards:
         """
         link = self._links[shard]
         session = link.answering
+        # The state of the disk is read again only for writes, because it costs a read of shared
+        # memory.
         if session is None or (
             link.waits_for_disk and call.is_write and link.is_waiting_for_disk()
         ):
@@ -360,6 +374,7 @@ class Shards:
             return self._refused(link, call, then)
         try:
             pending = session.call(call, params, body, then)  # type: ignore[arg-type]
+        # The session has ended between the check and the call.
         except PeerClosed:
             return self._refused(link, call, then)
         # A search for the field name is cheaper than decoding, and a false match only delays the
@@ -367,6 +382,8 @@ class Shards:
         if call is DIFF or call is CLAIM:
             pending.is_long_poll = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
+                # The shard may lease jobs to a claim that was abandoned. Its late reply releases
+                # them.
                 pending.on_late = partial(self._release_jobs, shard, params)
         if early or not self.batch.is_joined or len(link.link.queue) >= EARLY_FLUSH_BUFFERS:
             link.link.flush()
@@ -395,6 +412,7 @@ class Shards:
 
         def answered(answer: Reply[R] | TopicsError) -> None:
             answers.append(answer)
+            # The task does not wait yet if the call fails immediately.
             if is_waiting:
                 trio.lowlevel.reschedule(task)
 
@@ -418,6 +436,8 @@ class Shards:
         ``is_deferred``: the event need not be sent before another message is.
         """
         link = self._links[shard]
+        # Events are never retried. A shard that restarts has none of the feeds or streams that
+        # they refer to.
         if link.session is not None:
             try:
                 link.session.notify(event, params)
@@ -462,6 +482,8 @@ class Shards:
             block.filler: None for block in link.link.writer.filling if block.filler is not None
         }
         slowest = max(holders, key=lambda one: one.turnover_s(now), default=filler)
+        # The body to abort must be slower than `TURNOVER_MAX_S`, and slower than the one that
+        # needs the memory.
         bound = max(TURNOVER_MAX_S, filler.turnover_s(now))
         if slowest is filler or slowest.turnover_s(now) < bound:
             return False

@@ -102,6 +102,8 @@ class Append(Change):
         with the other tags of this file.
         """
         topic = self.topic
+        # The frames of this change are committed. So undo what `begin` has counted as pending,
+        # and use the reservations that the frames contain.
         topic.pending -= 1
         if self.sync:
             topic.pending_sync -= 1
@@ -119,18 +121,26 @@ class Append(Change):
         topic.count += count
         topic.bytes += size
         topic.last_write_ts = ts
+        # Delays start now and not at the decision, because a job must not become due before it is
+        # readable.
         if self.due:
             _delay(topic, self.first_seq, self.due, now)
+        # Move the key from the keys in flight to the dedupe window in one step, so that
+        # `find_duplicate` finds it in one of them at any time.
         if self.key is not None:
             topic.pending_keys.pop(self.key, None)
             window_ms = topic.config.idempotency_window_ms
             topic.dedupe.add(self.key, self.first_seq, self.count, now.ms, window_ms)
+        # Records in memory belong to no log file. A negative generation cannot collide with an
+        # LSN.
         if locator >= FIRST_MEMORY:
             generation = -1 - self.first_seq // MEMORY_GENERATION_SEQS
         else:
             topic.logged_seq = topic.head_seq
         if self.tags:
             topic.note_tags(self.first_seq, self.tags, generation)
+        # Caps apply to committed records only. Applied earlier, an undone write would have
+        # evicted records for nothing.
         if topic.capped:
             apply_caps(topic, table.store)
 
@@ -143,6 +153,8 @@ class Append(Change):
         self.uncount_pending()
         topic = self.topic
         assert topic.next_seq == self.last_seq + 1, "the latest write is undone first"
+        # Release in the reverse order of the decision. Pending changes of a topic form a stack
+        # here, because a later write has seqs that follow on the seqs of this one.
         topic.release_seqs(self.first_seq)
         topic.pending_bytes -= self.size
         if self.key is not None:
@@ -151,6 +163,8 @@ class Append(Change):
             topic.drop_reservation(self.ceiling)
         if self.ts_ceiling:
             table.drop_ts_reservation()
+        # The topic was created by this write. Without the write, it must not exist or count as a
+        # topic.
         if self.created:
             table.undo_admit(topic)
 
@@ -171,6 +185,9 @@ def decide(
 
     Raise `TopicFull` if the records do not fit and the topic rejects writes when it is full. Raise
     `TopicNotFound` if the topic does not exist and is not to be created.
+
+    Raise `InvalidRequest` for delays that are not allowed, and the errors of `SharedCap.take` if
+    a quota is used up. If it raises, the topic and the quotas are unchanged.
     """
     topic = table.by_name.get(name)
     made = topic is None
@@ -179,15 +196,20 @@ def decide(
         topic = put_topic.new_topic_for(table, name, body, now, prefixes)
     elif body.config is not None:
         put_topic.check_inline_config(name, body.config)
+    # Look up the key before any check of capacity, because a retry gets the first response even
+    # if the topic is full by now. A topic that is created here knows no keys.
     if key is not None:
         duplicate = None if made else find_duplicate(topic, key, now)
         if duplicate is not None:
             return duplicate
         key = key if keeps_key(topic, key) else None
+    # `$ts` never decreases within a topic, even if the wall clock is set back.
     ts = max(now.ts, topic.last_ts)
     due = () if isinstance(body, PlainAppend) else due_times(topic, body, now)
     encoded = encode(body, topic.next_seq, ts, key is not None, due or None)
     flags, count, ext, parts, size = encoded
+    # All steps that may raise come before `begin`, which assigns the seqs. So a refused write
+    # leaves no trace, and the following write gets the same seqs.
     if topic.config.discard == "reject":
         check_topic_capacity(topic, count, size)
     if made or table.byte_quota is not None:
@@ -200,6 +222,7 @@ def decide(
     if flags & _TAGS:
         change.tags = _tags_of(body)
     change.due = due
+    # Records of an ephemeral topic stay in memory. Their frames contain only reservations.
     if topic.config.durability == "ephemeral":
         change.resident = encoded
         reserve_for_memory(table, change, topic.reserving_seq, now)
@@ -224,6 +247,8 @@ def decide_streamed(
     No other change of the topic may be pending. ``due`` is a result of `due_times`. The frame
     contains no records. The caller must make the records durable in a blob before it writes the
     frame.
+
+    Raise `TopicFull`, and the errors of `SharedCap.take`. Then no seqs are assigned.
     """
     assert not topic.pending, "the topic has no other pending change"
     check_topic_capacity(topic, len(body.records), size)
@@ -262,6 +287,8 @@ def make_topic(
     until `decide_streamed` or `TopicTable.let_go`.
     """
     topic = put_topic.new_topic_for(table, name, body, now, prefixes)
+    # Check the capacity, the delays and the quota before the records are rendered, because
+    # rendering may take seconds, and the client should get an error before that.
     check_topic_capacity(topic, len(body.records), size)
     due_times(topic, body, now)
     change = put_topic.make(table, topic, now)
@@ -277,6 +304,8 @@ def make_topic(
 
 def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | DedupeEntry | None:
     """Return the earlier write that has used this idempotency key, if it is still known (§0.8)."""
+    # The first attempt is in flight. Its outcome is unknown, so this retry must wait for it and
+    # must not be written a second time.
     leader = topic.pending_keys.get(key)
     if leader is not None:
         assert isinstance(leader, Append), "only appends have keys"
@@ -296,6 +325,8 @@ def check_topic_capacity(topic: Topic, count: int, size: int) -> None:
     """Raise `TopicFull` if the topic rejects writes when it is full and these records do not fit
     (§1.1).
     """
+    # Count the records of pending writes too. Otherwise several writes of one loop iteration
+    # could exceed the cap together. Skipped seqs have no records.
     pending = topic.next_seq - topic.head_seq - 1 - topic.pending_skipped
     check_capacity(
         topic.config,
@@ -317,6 +348,8 @@ def _charge(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> None
     """Count a new topic and charge the bytes of its write. If one fails, do neither."""
     if is_new:
         table.admit(topic)
+    # The topic is counted first, because a refused charge can be undone by `undo_admit`, but a
+    # charge for a topic that is not admitted would have no owner.
     try:
         charge_bytes(table, topic, size)
     except TopicsError:
@@ -337,6 +370,7 @@ def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
         raise InvalidRequest("only a record of a queue may have a delay", field="delay_ms")
     due = []
     for index, record in enumerate(body.records):
+        # `deliver_at` is a wall time in ms. `delay_ms` counts from the decision of the write.
         at = record.deliver_at if record.deliver_at is not None else now.ts + (record.delay_ms or 0)
         if at > now.ts + DELAY_MS_MAX:
             raise InvalidRequest(
@@ -360,6 +394,8 @@ def begin(change: Append) -> None:
     if change.key is not None:
         topic.note_pending_key(change.key, change)
     topic.last_ts = change.ts
+    # From here on, the next decision of this topic sees the new seqs, although nothing is
+    # committed. This is how many writes of a topic share one group of the log.
     topic.next_seq = next_seq = change.first_seq + change.count
     topic.pending_bytes += change.size
     topic.pending += 1
@@ -433,10 +469,16 @@ def replay(
     ``external_size`` is the number of bytes of the records if they are in a blob. ``generation`` is
     the LSN at which the log file begins. Raise `StateMismatch` if the frame cannot follow on the
     state.
+
+    ``checkpointed`` is as in `topics.engine.replay`: the checkpoint may contain the write
+    already, or the deletion of its topic.
     """
     _, _, lsn, _, topic_id, first_seq, ts_ms, body_len, count, ext_len, _, flags, _ = header
     table = replay.table
     topic = table.by_id.get(topic_id)
+    # A seq that the topic already has is normal below the LSN of the checkpoint, where the state
+    # is newer than the frames. Above it, a frame was written twice or a topic is missing, and the
+    # log is damaged.
     if topic is None or first_seq <= topic.head_seq:
         if checkpointed:
             return None
@@ -453,6 +495,8 @@ def replay(
     topic.bytes += size
     if ts_ms >= topic.last_ts:  # the checkpoint may contain a later `$ts`, of records in memory
         topic.last_write_ts = topic.last_ts = ts_ms
+    # The checkpoint states that records below `start_seq` were removed. The write may contain
+    # some of them.
     if first_seq < topic.start_seq:
         trim(topic, len(topic.index) - 1, table.store)
     if flags & _TAGS:
@@ -460,6 +504,8 @@ def replay(
         topic.note_tags(first_seq, tagged, generation)
     if flags & _DELAYS:
         note_delays(replay, topic, lsn, first_seq)
+    # A checkpoint already contains the evictions up to its LSN. Applying the caps to older frames
+    # would use the config and the counts of a later time.
     if topic.capped and lsn >= replay.covered_lsn(topic):
         apply_caps(topic, table.store)
     return topic

@@ -89,12 +89,15 @@ class DeleteRecords(Change):
     def commit(self, table: TopicTable, /) -> None:
         """Flag the records as deleted, or cut them off the index."""
         self.uncount_pending()
+        # The difference of the counts is exact, also if some of the records were removed since
+        # the decision.
         topic, before = self.topic, self.topic.count
         if self.runs is None:
             cut_to(topic, self.bound, table.store)
         else:
             delete_runs(topic, self.runs, table.store)
         self.deleted = before - topic.count
+        # Tags of deleted records are removed, so that a later delete does not find them again.
         if self.match is not None:
             for tags in (topic.tags or {}).values():
                 tags.remove(self.match, self.first, self.bound)
@@ -118,6 +121,7 @@ def remaining_delete(
     topic does not exist.
     """
     topic = table.topic(name)
+    # Fix the bound now. Records that are written later are not part of this delete.
     bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
     return RemainingDelete(topic, topic.start_seq, bound, match)
 
@@ -130,6 +134,7 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
     """
     topic, first, bound, match = rest
     runs = None
+    # Without a filter, the slice cuts the topic and names no runs.
     if match is None:
         stop = _cut_slice(topic, bound)
         is_any = topic.start_seq < stop
@@ -138,12 +143,15 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
         runs = runs_of_seqs(seqs)
         is_any = bool(runs)
     change = DeleteRecords(topic, stop, runs, match, first)
+    # The rest begins where this slice ends, even if nothing was found.
     if stop < bound:
         change.rest = RemainingDelete(topic, stop, bound, match)
     # A later slice of the request is decided when this one is committed.
     # The log needs no frame if it contains none of the records.
+    # Records above `logged_seq` are in memory only, and the runs are in ascending order.
     if is_any and (runs[0].first if runs else topic.start_seq) <= topic.logged_seq:
         change.frames.append(change.frame(now))
+    # As durable as a write of the topic. An earlier change that waits for a sync must be first.
     change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
     change.count_pending()
     return change
@@ -168,6 +176,7 @@ def must_wait(table: TopicTable, name: str) -> bool:
 def _cut_slice(topic: Topic, bound: int) -> int:
     """Return the seq below which one slice cuts, if all records below ``bound`` are deleted."""
     index = topic.index
+    # The bounds limit the work of the commit, not only of the decision.
     if len(index) > SLICE_ENTRIES:
         bound = min(bound, index.entry(SLICE_ENTRIES)[0])
     if topic.jobs is not None and topic.count > SLICE_JOBS:
@@ -190,6 +199,7 @@ def matching_slice(
         SLICE_RECORDS,
         0,
     )
+    # Three bounds: the end of the delete, the records of a slice and the cost of the search.
     while at < bound and records_left > 0 and total_cost < SLICE_SEARCH_MAX:
         found, stop, cost = _matching(topic, match, at, min(at + window, bound), store)
         # If all records of the window match, they become one run, which is cheaper than single
@@ -217,10 +227,13 @@ def _matching(
     """
     seqs: list[int] = []
     total_cost = 0
+    # Extents have their own tag index. The log and memory share the indexes in `topic.tags`.
     if first <= topic.sealed_seq:
         for entry in topic.index.from_seq(first):
             if entry.first_seq >= stop:
                 break
+            # Too expensive. End the slice before this entry, so that the result is complete up to
+            # there.
             if total_cost > SLICE_SEARCH_MAX:
                 stop = entry.first_seq
                 break
@@ -263,6 +276,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool
     """Replay a DELETE frame. Raise `StateMismatch` if the frame cannot follow on the state."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None:
+        # The topic was deleted later, as the checkpoint knows.
         return
     if header.record_count:
         runs = tuple(decode_runs(body))

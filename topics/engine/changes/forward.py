@@ -64,8 +64,11 @@ class Forward(Append):
     def __init__(
         self, forward_dest: ForwardDest, count: int, size: int, ts: int, cursor: int, hop: int
     ) -> None:
+        # Copies have no idempotency key. The cursor in the same frame prevents duplicates.
         super().__init__(forward_dest.topic, forward_dest.topic.next_seq, count, size, ts, None)
         self.router, self.hop = forward_dest.router, hop
+        # The progress after the commit. It is not visible before, so a forward that arrives in
+        # between is refused with the old cursor.
         self.reached = Derivation(cursor, forward_dest.total + count)
 
     def commit_records(
@@ -92,10 +95,14 @@ class Advance(Change):
         super().__init__(topic, [], topic.pending_sync > 0)
         self.trimmed, self.hop, self.router = trimmed, hop, forward_dest.router
         self.reached = Derivation(cursor, forward_dest.total)
+        # The dest skips as many seqs as the source has lost, so that its readers get a tombstone
+        # for them.
         self.skipped = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
         if self.skipped is not None:
+            # The skipped seqs are assigned like those of records, and released by `undo`.
             topic.next_seq = self.skipped.last + 1
             topic.pending_skipped += trimmed
+            # A skipped seq above the durable reservation could be assigned again after a crash.
             self.sync |= (
                 topic.config.durability == "fsync" or self.skipped.last > topic.reserved_seq
             )
@@ -114,6 +121,7 @@ class Advance(Change):
         self.uncount_pending()
         if self.skipped is not None:
             self.topic.pending_skipped -= self.trimmed
+            # Changes of a topic are undone in reverse order, as in `Append.undo`.
             assert self.topic.next_seq == self.skipped.last + 1, "the latest write is undone first"
             self.topic.release_seqs(self.skipped.first)
 
@@ -145,11 +153,16 @@ def forward(
 
     The dests must have capacity for the copies, and the `copy_ts` of each must be ``ts``. ``body``
     is the body of the frame without rows.
+
+    Raise nothing for a full quota. Takers that it refuses are in ``refused``, and nothing of them
+    is changed.
     """
     changes, refused, rows = [], [], []
+    # Tags do not depend on the seqs, so they are read once for all dests.
     tags = [*view_of(copier.render(1, ts)).tagged(0, copier.count)] if copier.flags & _TAGS else ()
     for forward_dest in forward_dests:
         topic = forward_dest.topic
+        # The size depends on the number of digits of the seqs, so it differs between dests.
         size = copier.size(topic.next_seq, ts)
         try:
             append.charge_bytes(table, topic, size)
@@ -157,9 +170,12 @@ def forward(
             refused.append(forward_dest)
             continue
         change = Forward(forward_dest, copier.count, size, ts, body.cursor, body.hop)
+        # Copies are assigned seqs in the same way as written records.
         append.begin(change)
         change.tags = tags
         first_seq = change.first_seq
+        # The row of an ephemeral dest has the first seq 0: the log contains its cursor, but no
+        # copies.
         if topic.config.durability == "ephemeral":
             change.resident, first_seq = copier.render(first_seq, ts), 0
             append.reserve_for_memory(table, change, topic.reserving_seq, now)
@@ -167,6 +183,7 @@ def forward(
         rows.append(Row(0, forward_dest.router, topic.id, first_seq))
     own = body.own_stamp
     if own is not None:
+        # The names of the routers that take part, in the order of the rows.
         names = [forward_dest.name for forward_dest in forward_dests if forward_dest not in refused]
         body = body._replace(own_stamp=own._replace(routers=names))
     frame = forward_frame(ts, copier.count, copier.flags, body._replace(rows=rows))
@@ -184,6 +201,7 @@ def count_fitting(table: TopicTable, topic: Topic, copier: Copier, ts: int) -> i
     """
     count = records_left(topic, copier.count)
     left = bytes_left(table, topic)
+    # If all copies fit, none needs to be rendered here.
     if left is None or copier.size(topic.next_seq, ts) <= left:
         return count
     return view_of(copier.render(topic.next_seq, ts)).fit(0, count, left) if left > 0 else 0
@@ -196,6 +214,7 @@ def records_left(topic: Topic, count: int) -> int:
     config = topic.config
     if config.discard != "reject" or not config.cap_records:
         return count
+    # As in `append.check_topic_capacity`: pending records count, and skipped seqs do not.
     held = topic.count + topic.next_seq - topic.head_seq - 1 - topic.pending_skipped
     return min(count, max(config.cap_records - held, 0))
 
@@ -205,6 +224,7 @@ def bytes_left(table: TopicTable, topic: Topic) -> int | None:
     bound.
     """
     config, left = topic.config, None
+    # A topic that evicts always has space. Its caps apply at the commit.
     if config.discard == "reject" and config.cap_bytes:
         left = config.cap_bytes - topic.bytes - topic.pending_bytes
     if table.byte_quota is not None:
@@ -222,6 +242,7 @@ def advance(
     ``trimmed`` is the number of seqs that the source has lost, and ``hop`` is the hop of the seqs
     that are skipped for them.
     """
+    # One frame has one time, which must not decrease in any of the dests.
     ts = max(copy_ts(forward_dest.topic, now) for forward_dest in forward_dests)
     changes = [Advance(forward_dest, trimmed, cursor, hop) for forward_dest in forward_dests]
     rows = [
@@ -248,17 +269,22 @@ def replay(
 
     ``generation`` is the LSN at which the log file begins.
     """
+    # Each row is replayed as a write of its own topic. ``lsn`` of the row is the locator of the
+    # copies.
     for index, row in enumerate(held.rows):
         lsn = row_lsn(header.lsn, header.ext_len, index)
         copy = header._replace(lsn=lsn, topic_id=row.topic_id, first_seq=row.first_seq)
         topic = replay.topic_of(copy, checkpointed)
         if topic is None:
             continue
+        # The checkpoint of the topic contains the cursor already if its LSN is higher.
         if lsn >= replay.covered_lsn(topic):
             total = derivation_of(topic, row.router, 0).total + header.record_count
             set_derivation(topic, row.router, Derivation(held.cursor, total))
         if held.skipped:
             replay_trim(replay, copy, topic, held.skipped, checkpointed)
+        # With the first seq 0 the copies were in memory and are lost. The reservation in the log
+        # covers their seqs.
         elif row.first_seq:
             size = copies_size(header.record_count, held.tail_bytes, row.first_seq, header.ts_ms)
             append.replay(replay, copy, size, generation, checkpointed)
@@ -270,6 +296,7 @@ def replay_trim(
     """Replay seqs that a dest has skipped, from the ``first_seq`` of ``header`` on. Raise
     `StateMismatch` if they are used already.
     """
+    # The checkpoint may contain the skip already.
     if header.first_seq <= topic.head_seq:
         if not checkpointed:
             raise StateMismatch(f"seq {header.first_seq} already exists")

@@ -40,6 +40,7 @@ class LeaseChange(Change):
     __slots__ = ("_logged_dying", "jobs", "seqs", "skipped", "until_ts")
 
     def __init__(self, topic: Topic, seqs: Sequence[int], skipped: Sequence[int] = ()) -> None:
+        # ``sync`` is set by `log`, when it is known whether there are frames.
         super().__init__(topic, [], False)
         self.seqs, self.skipped = seqs, skipped
         self.jobs: Sequence[Job] = ()
@@ -53,6 +54,8 @@ class LeaseChange(Change):
         """
         self.frames = frames
         if frames:
+            # The change waits for a sync if the class requires it, or if an earlier change of the
+            # topic does, because changes of a topic are committed in order.
             self.sync = sync or self.topic.config.durable or self.topic.pending_sync > 0
             self.count_pending()
 
@@ -62,6 +65,7 @@ class LeaseChange(Change):
         ``dead_letter`` is the topic to which they are moved, or None if the frame does not mark
         them.
         """
+        # Keep the former marks, so that `undo` can restore them. Most queues have no such jobs.
         doomed = jobs_of(self.topic).logged_dying
         if doomed or dead_letter is not None:
             self._logged_dying = {seq: doomed.pop(seq) for seq in self.seqs if seq in doomed}
@@ -75,6 +79,7 @@ class LeaseChange(Change):
     def undo(self, _: TopicTable, /) -> None:
         """Restore the former state of the jobs."""
         self.uncount_pending()
+        # First the jobs themselves. The marks refer only to jobs that still exist.
         self.revert()
         if self._logged_dying is not None:
             jobs = jobs_of(self.topic)
@@ -96,6 +101,8 @@ class ClaimJobs(LeaseChange):
 
     def revert(self) -> None:
         """Make the jobs claimable again, and do not count this delivery."""
+        # A job may have been released and claimed again. Then its number differs, and it is left
+        # alone.
         for job in self.jobs:
             jobs_of(self.topic).undo_delivery(job.seq, job.number)
 
@@ -184,6 +191,8 @@ def claim(
     ``evenly`` deals the jobs round-robin, as for a cohort. Otherwise the first claimer gets as many
     jobs as it requested, then the second, and so on. All records together have about ``max_bytes``
     at most.
+
+    Raise OSError if records cannot be read because the disk has failed. Then no job is leased.
     """
     jobs = jobs_of(topic)
     shares = distribute(topic, jobs, table.store, requests, now, evenly=evenly, max_bytes=max_bytes)
@@ -201,12 +210,17 @@ def _leased(
         return ClaimJobs(topic, ())
     seqs = [seq for seq, _ in taken]
     change = ClaimJobs(topic, seqs)
+    # Numbers are unique in the shard. They are part of the lease tokens, which distinguish the
+    # holders of one job.
     number, deadline_ts = table.take_lease_numbers(len(seqs)), now.ts + request.lease_ms
+    # From here on the jobs are leased. The client gets them when the frame is as durable as
+    # promised.
     counts = jobs.deliver(seqs, number, now.ms + request.lease_ms, request.holder)
     records = [record for _, record in taken]
     if errors := jobs.errors:
         records = [with_error(each, errors[seq]) if seq in errors else each for seq, each in taken]
     change.jobs = [*map(Job, seqs, itertools.count(number), repeat(deadline_ts), counts, records)]
+    # Leases in memory are lost when the process ends, and the jobs are claimable after a restart.
     if keeps_leases(topic.config):
         rows = LeaseRows(
             LeaseOp.CLAIMED,
@@ -224,6 +238,7 @@ def _leased(
 def release(topic: Topic, holder: LeaseHolder, now: Now) -> LeaseChange:
     """End all leases of a stream (§10.8)."""
     assert holder.seqs is not None, "only streams are released"
+    # Expire first. A lease that has ended already must not be ended a second time by its holder.
     jobs_of(topic).advance(now.ms)
     return _end(topic, list(holder.seqs), (), 0, now)
 
@@ -236,6 +251,7 @@ def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseCha
     """
     jobs_of(topic).advance(now.ms)
     leases = jobs_of(topic).leases
+    # Leave out jobs that were claimed by another client or were deleted.
     seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
     return _end(topic, seqs, (), 0, now, counts=False)
 
@@ -269,6 +285,8 @@ def _end(
     """End the leases of ``seqs``. ``counts``: the delivery has reached a client and is counted."""
     jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
     change = EndLeases(topic, [jobs.end_lease(seq, until_ms) for seq in seqs], skipped)
+    # The delivery has reached no client. Counting it would move a job to the dead-letter topic
+    # too early.
     if not counts:
         change.uncounted = 1
         for seq in seqs:
@@ -276,6 +294,7 @@ def _end(
     if error is not None:
         change.note(error)
     if seqs and keeps_leases(topic.config):
+        # The frame has the counts after the change, so a replay needs no earlier frames.
         deliveries = [jobs.deliveries(seq) for seq in seqs]
         until_ts = now.ts + delay_ms
         rows = LeaseRows(LeaseOp.RELEASED, seqs, deliveries, until_ts=until_ts, error=error)
@@ -294,6 +313,7 @@ def extend(
 ) -> LeaseChange:
     """Set the deadline of the leases that ``node`` holds to ``lease_ms`` from now (§10.6)."""
     table = jobs_of(topic).leases
+    # Jobs that the client does not hold are reported and not extended.
     held, skipped = held_by(topic, node, seqs, tokens, now)
     change = ExtendLeases(topic, [table.held[seq] for seq in held], skipped)
     change.until_ts = now.ts + lease_ms
@@ -317,16 +337,22 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     `return_to_dead`.
     """
     jobs = jobs_of(topic)
+    # One batch at a time. A restart may repeat only the last one, and the target remembers its
+    # keys (`decisions/0049`).
     if jobs.dead_lettering:  # the log contains their LEASE frame
         return DeadLetteringJobs(topic, [*islice(jobs.dead_lettering, max_jobs)])
     seqs = [*islice(jobs.dead, max_jobs)]
+    # From here on no pass delivers these jobs.
     for seq in seqs:
         del jobs.dead[seq]
         jobs.dead_lettering[seq] = None
     change = DeadLetteringJobs(topic, seqs)
+    # An ephemeral queue loses its jobs at a restart, so its moves need no frame.
     if seqs and topic.config.durability != "ephemeral":
         target = topic.config.dead_letter or ""
         rows = LeaseRows(LeaseOp.DYING, seqs, [jobs.deliveries(seq) for seq in seqs], target)
+        # Synced before the copies are made. After a crash the jobs are known to be possibly
+        # moved.
         change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
         change.set_logged_dying(target)
     return change
@@ -339,6 +365,7 @@ def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
     no frame, and DYING jobs already have one.
     """
     jobs, listed = jobs_of(topic), list[tuple[int, JobRow, str | None]]()
+    # DYING jobs have their frame already. Jobs without a row were never delivered.
     for seq in seqs:
         row = jobs.row(seq, now)
         if row is not None and row.state is not JobState.DYING:
@@ -348,6 +375,8 @@ def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
     for (state, until_ts, node, error), some in itertools.groupby(listed, _grouping_key):
         alike = [*some]
         shared = [seq for seq, _, _ in alike], [row.deliveries for _, row, _ in alike]
+        # A released row sets the count, the time and the error. A held job with an error needs
+        # both rows.
         if state is JobState.FREE or error is not None:
             rows = LeaseRows(LeaseOp.RELEASED, *shared, until_ts=until_ts, error=error)
             frames.append(lease_frame(topic.id, now.ts, rows))
@@ -386,8 +415,10 @@ def held_by(
     held if one of its tokens is valid.
     """
     jobs = jobs_of(topic)
+    # Expired leases are no longer held, even if no other client has claimed the job.
     jobs.advance(now.ms)
     held: dict[int, None] = {}
+    # Without tokens, the name of the node is sufficient.
     for seq, token in zip(seqs, tokens or repeat(None), strict=tokens is not None):
         if jobs.leases.is_held(seq, node, token, now.ms):
             held[seq] = None

@@ -51,6 +51,8 @@ class PutTopic(Change):
         self, topic: Topic, frames: list[Frame], before: TopicConfig | None, now: Now
     ) -> None:
         super().__init__(topic, frames, True)
+        # The config at the decision. Another PUT may change ``topic.config`` before this one is
+        # committed.
         self.before, self.created, self.config = before, before is None, topic.config
         self.ts_ceiling = self.dropped = 0
         self._now_ts = now.ts
@@ -62,9 +64,11 @@ class PutTopic(Change):
 
     def commit(self, table: TopicTable, /) -> None:
         """Apply the config to what readers can observe: evict and expire records."""
+        # The order matters: the config first, then the caps and the age of this config.
         self.uncount_pending()
         table.ts_reserved(self.ts_ceiling)
         topic, count = self.topic, self.topic.count
+        # From here on readers see the new config.
         topic.commit_config(self.config)
         try:
             if topic.capped:
@@ -107,6 +111,7 @@ def plan(
     config = merge(name, topic.config if topic else None, patch)
     _check_prefixes(config, prefixes)
     if topic is None:
+        # Take and release a slot, which raises the error that the PUT would get.
         if table.topic_cap is not None:
             table.topic_cap.take()
             table.topic_cap.release()
@@ -135,6 +140,7 @@ def decide(
     _check_prefixes(config, prefixes)
     if topic is None:
         return make(table, table.new_topic(name, config, now), now, has_slot=has_slot)
+    # Writes that are decided from now on use the new config.
     before, topic.config = topic.config, config
     if config.idempotency_window_ms > before.idempotency_window_ms:
         # A key that has expired must not become valid again when the window is extended.
@@ -144,6 +150,7 @@ def decide(
         topic.keys_from_seq = max(topic.keys_from_seq, alive_seq)
     change = PutTopic(topic, [frame_of(topic, now)] if config != before else [], before, now)
     change.sync = bool(change.frames) or topic.pending_sync > 0
+    # A TOPIC frame also reserves `$ts` (see `replay`).
     if change.frames:
         change.ts_ceiling = table.reserve_ts(now)
     change.count_pending()
@@ -226,6 +233,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
     replay_ts(replay, header)
     table = replay.table
     topic = table.by_id.get(header.topic_id)
+    # The checkpoint has a later state of this topic.
     if topic is not None and header.lsn < replay.covered_lsn(topic):
         return
     held = decode_topic(body)
@@ -234,10 +242,12 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
         topic = Topic(header.topic_id, held.name, held.epoch, config, header.first_seq)
         open_ledger(topic)
         table.add_older(topic)
+        # Lost seqs that a LOST frame named before the topic was known.
         topic.damaged = united((), replay.orphans.pop(topic.id, ()))
     topic.config = config
     topic.commit_config(config)
     apply_config(topic)
+    # Never lower the values: the checkpoint may contain later ones.
     topic.last_ts = max(topic.last_ts, held.last_ts)
     topic.keys_from_seq = max(topic.keys_from_seq, held.keys_from_seq)
     topic.losses = tuple(held.losses)

@@ -68,15 +68,22 @@ def distribute(
     ``evenly`` deals the jobs round-robin. Otherwise the first claimer gets as many jobs as it
     requested, then the second, and so on. The pass takes no more jobs once their records have
     ``max_bytes``.
+
+    Implements the selection of §10.2. Raise OSError if the disk fails; then no job is taken. The
+    taken jobs are in no state, and the caller must deliver or return all of them.
     """
     wanted = (
         requests[0].max_jobs
         if len(requests) == 1
         else sum(request.max_jobs for request in requests)
     )
+    # End expired leases first, because their jobs have priority over jobs that were never
+    # delivered.
     jobs.advance(now.ms, wanted)
     jobs.steps_left = PASS_STEPS
     found = _take(topic, jobs, store, wanted, max_bytes, now)
+    # If the pass found too few jobs and `advance` left expired leases, the caller must try again
+    # later.
     jobs.end_pass(is_short=len(found) < min(len(requests), wanted))
     if len(requests) == 1:
         return [sorted(found)]
@@ -123,11 +130,15 @@ def _take(
     usual_bytes = max(1, topic.bytes // max(1, topic.count))
     seqs: list[int] = []
     try:
+        # Three bounds end the pass: the requested number, the bytes of a response and the steps
+        # of a scan.
         while len(found) < count and size < max_bytes and jobs.steps_left > 0:
             # Take about as many jobs as fit into ``max_bytes``, so that few are returned to the
             # line.
             wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
             seqs = jobs.take_free(wanted, topic.config)
+            # The line of free jobs is exhausted, so add jobs that were never delivered. Free jobs
+            # go first, because they have waited longer.
             if len(seqs) < wanted:
                 _take_new(topic, jobs, store, wanted, seqs)
             if not seqs:
@@ -146,8 +157,11 @@ def _take(
             if len(read) < len(seqs):
                 for seq in set(seqs).difference(seq for seq, _ in read):
                     jobs.hide_taken(seq, now.ms + UNREADABLE_MS)
+            # The jobs of this step are settled. An error in the next step must not return them a
+            # second time.
             seqs = []
     except OSError:
+        # Return the jobs of all steps, because the caller will deliver none of them.
         jobs.return_taken([*(seq for seq, _ in found), *seqs])
         raise
     return found
@@ -161,22 +175,32 @@ def _take_new(topic: Topic, jobs: Jobs, store: Store, count: int, taken: list[in
     fresh = _FreshRuns(topic, jobs, store)
     while len(taken) < count:
         run, due = fresh.next_run(), jobs.next_due() if jobs.due else None
+        # The search for the next run or for the next due job has reached the limit of steps. The
+        # results are then not reliable and may violate the order.
         if jobs.steps_left <= 0:
             break
+        # Compare (time, seq) of the due job with that of the first fresh job. A due job is
+        # ordered by its delivery time, and a fresh job by its `$ts`.
         if due is not None and (run is None or due < fresh.key(run[0])):
             taken.append(jobs.take_due())
             continue
         if run is None:
             break
         first, stop = run
+        # The run must not extend over a job that is not fresh, and has at most the missing number
+        # of jobs.
         enough = jobs.fresh_until(first, first + count - len(taken))
         if due is None and stop < enough:
+            # Without a due job the order is that of the seqs, so the index alone shows which jobs
+            # follow.
             stop = fresh.over_whole_entries(stop, enough)
         stop = min(stop, enough)
         if due is not None:
             # Deliver only the fresh jobs that precede the due job. This is at least the first one.
             # The next iteration takes the due job.
             stop = first + bisect_right(range(first, stop), due, key=fresh.key)
+        # These jobs are in no state now. The cursor moves over them, so that they are not taken
+        # again.
         taken += range(first, stop)
         jobs.cursor = stop
 
@@ -195,6 +219,8 @@ class _FreshRuns:
         topic, index, jobs = self._topic, self._topic.index, self._jobs
         while self._at < len(index) and jobs.steps_left > 0:
             first_seq, count, locator, size = index.entry(self._at)
+            # Skip jobs that the cursor has passed or that are not fresh. The result may be after
+            # this entry.
             at = jobs.skip(max(topic.start_seq, first_seq)) - first_seq
             start = stop = count
             if size and at < count:
@@ -206,6 +232,8 @@ class _FreshRuns:
                         start = count
                         flags = self._store.delete_flags(locator)
                         start, stop = next(live_runs(flags, at, count), (count, count))
+            # Move the cursor over deleted records, so that the next pass does not examine them
+            # again.
             seq = first_seq + start if start == at else jobs.skip(first_seq + start)
             if seq < first_seq + stop:
                 return seq, first_seq + stop
@@ -213,6 +241,8 @@ class _FreshRuns:
             # entries further.
             if seq >= first_seq + count:
                 self._at = index.find(seq)
+            # The step has found no job. Count it, because the rest of the index may contain no
+            # live job.
             jobs.steps_left -= 1
         return None
 
@@ -237,6 +267,8 @@ class _FreshRuns:
         ``seq`` is in the current entry.
         """
         first_seq, _, locator, _, ts = self._topic.index.full_entry(self._at)
+        # All records of one write in the log have the same `$ts`. An extent contains many writes,
+        # so its table of times is needed. If it is damaged, the time of the entry is used.
         if is_extent(locator):
             with contextlib.suppress(Unreadable):
                 ts = self._store.records(locator).ts(seq - first_seq)
@@ -263,6 +295,7 @@ def records_of(
         if not first_seq <= seq < end:
             at = at + 1 if seq == end else index.find(seq)
             if at == len(index):
+                # The seqs are after the last entry: their records were removed.
                 continue
             first_seq, count, locator, size = index.entry(at)
             end, view = first_seq + count, None

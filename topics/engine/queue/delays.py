@@ -43,6 +43,8 @@ class Delays(MutableMapping[int, int]):
     __slots__ = ("_blocks", "_count", "_firsts", "ends", "waiting")
 
     def __init__(self) -> None:
+        # The blocks are in ascending order, and never empty. `_firsts` has an entry for each of
+        # them.
         self._blocks: list[_Block] = []
         self._firsts: list[int] = []  # by block: no seq of the block is below it
         self._count = self.waiting = 0
@@ -117,6 +119,7 @@ class Delays(MutableMapping[int, int]):
             due.append(due_ts)
             until.append(until_ms)
             return
+        # The seq is below others. Find its block, and replace its row or insert one.
         at = max(bisect_right(firsts, seq) - 1, 0)
         block = blocks[at]
         row = bisect_left(block.seqs, seq)
@@ -127,6 +130,7 @@ class Delays(MutableMapping[int, int]):
             return
         for column, value in zip(block, (seq, due_ts, until_ms), strict=True):
             column.insert(row, value)
+        # The inserted seq may be the new first one of the block.
         firsts[at] = block.seqs[0]
         # Split a block that has become too long.
         if len(block.seqs) > BLOCK_ROWS:
@@ -149,6 +153,7 @@ class Delays(MutableMapping[int, int]):
 
     def _end_wait(self, times: array[int]) -> None:
         """Count the rows with these ``until`` times as no longer waiting."""
+        # Avoid a counter for one row, which is the usual case.
         if len(times) == 1:
             counts = {times[0]: 1}
         elif self.waiting:
@@ -175,6 +180,7 @@ class Delays(MutableMapping[int, int]):
     def drop(self, first: int, stop: int) -> None:
         """Remove the delays of the jobs from ``first`` to ``stop`` (exclusive)."""
         blocks, firsts = self._blocks, self._firsts
+        # The blocks from ``at`` to ``end`` are dropped at the end.
         at = end = max(bisect_right(firsts, first) - 1, 0)
         while end < len(blocks) and firsts[end] < stop:
             block = blocks[end]

@@ -140,6 +140,8 @@ class Jobs:
     )
 
     def __init__(self, ledger: Ledger | None = None) -> None:
+        # Set only while a replay is in progress. `begin` reads it and sets it to None. Until
+        # then, `cut` and `remove_runs` change the ledger and nothing else.
         self.ledger = ledger
         self.leases = LeaseTable()
         self.cursor = 1  # no fresh job has a seq below it
@@ -169,6 +171,9 @@ class Jobs:
         # topic. The name is "" in frames of an earlier version, whose copy keys do not contain the
         # name of the queue.
         self.logged_dying: dict[int, str] = {}
+        # A reserved job is in no other state. The value specifies the state to which `unreserve`
+        # returns it: its former state, with a monotonic time (hidden), a wall time (delayed, due)
+        # or 0 (all others).
         self.reserved: dict[
             int, tuple[StateBeforeReserve, int]
         ] = {}  # jobs that a redrive has reserved
@@ -190,6 +195,9 @@ class Jobs:
 
         ``live_count`` is the number of live records of the topic.
         """
+        # Start from all live records and subtract the other states, because fresh jobs are not
+        # listed anywhere. A job that is in two lists would be subtracted twice and make ``ready``
+        # too low.
         in_flight = len(self.leases.held) + len(self.acking)
         hidden, delayed = len(self._hidden), self._delays.waiting
         # If `advance` left expired leases and delays, count them as ended.
@@ -242,6 +250,9 @@ class Jobs:
             return
         # Jobs whose leases or hidden times have ended become free in the order of these times.
         freed = self.leases.expire(now_ms, ADVANCE_MAX)
+        # While a job is held, a count of 1 is not stored. Store it now, because `deliveries`
+        # would report 0 for a free job without an entry, and the job would get one delivery too
+        # many.
         for _, seq in freed:
             self._deliveries.setdefault(seq, 1)
         # Also call this if no job is hidden, because stale entries must not hold back `next_at`.
@@ -255,6 +266,8 @@ class Jobs:
             due_ts = self._delays.note_due(seq)
             if due_ts is not None:
                 heapq.heappush(self.due, (due_ts, seq))
+        # More may have expired than one call ends. The counters then use ``_unfinished_since`` to
+        # count the rest as ended.
         is_done = self.next_at > now_ms
         self._paused_until = 0 if is_done else now_ms + ADVANCE_PAUSE_MS
         self._unfinished_since = 0 if is_done else now_ms
@@ -263,6 +276,9 @@ class Jobs:
 
     def free(self, seq: int) -> None:
         """Make a job claimable again, after all other free jobs."""
+        # The number of a slot is absolute, so it remains valid while jobs leave the front of the
+        # line. A job that is freed again gets another number, which makes its earlier entry in
+        # the line stale.
         self._free[seq] = self._free_queue_head + len(self._free_queue)
         self._free_queue.append(seq)
 
@@ -270,15 +286,21 @@ class Jobs:
         """Hide a job until ``until_ms`` (monotonic ms). Then it is claimable again."""
         self._hidden[seq] = until_ms
         self._hidden_times.add(until_ms, (seq,))
+        # A job that is hidden again leaves its earlier timer in the queue. `trim` rebuilds the
+        # queue when stale timers prevail, so that repeated nacks of one job do not let it grow.
         self._hidden_times.trim(len(self._hidden), 1)
 
     def delay(self, seq: int, due_ts: int, now: Now) -> None:
         """Delay a new job: it is delivered at ``due_ts`` (wall ms) at the earliest."""
         self._not_fresh.add(seq)
+        # A job that is due already needs no timer. Time 0 marks it as due.
         if due_ts <= now.ts:
             self._delays.put(seq, due_ts, 0)
             heapq.heappush(self.due, (due_ts, seq))
             return
+        # The timer uses the monotonic clock, so that a wall clock that is set back does not delay
+        # the job. The limit bounds the wait if the wall clock was wrong when the time was
+        # computed.
         until_ms = now.ms + min(due_ts - now.ts, DELAY_MS_MAX)
         self._delays.put(seq, due_ts, until_ms)
         self._delay_times.add(until_ms, (seq,))
@@ -305,6 +327,8 @@ class Jobs:
         """
         taken: list[int] = []
         order, free = self._free_queue, self._free
+        # The pass ends after too many unsuccessful steps, because the line may begin with any
+        # number of stale or exhausted entries. The next pass continues after them.
         while order and len(taken) < count and self.steps_left > 0:
             seq, rank = order.popleft(), self._free_queue_head
             self._free_queue_head += 1
@@ -338,6 +362,8 @@ class Jobs:
         The result is not reliable if the pass `is_unfinished`.
         """
         due = self.due
+        # The top of the heap is stale if the job was taken, reserved or removed since, or has
+        # another time.
         while due and self._delays.get(due[0][1]) != due[0][0] and self.steps_left > 0:
             heapq.heappop(due)
             self.steps_left -= 1
@@ -351,6 +377,8 @@ class Jobs:
 
     def skip(self, seq: int) -> int:
         """Move the cursor from ``seq`` to the next seq that may be fresh, and return the cursor."""
+        # Below the cursor no job is fresh, so seqs there are dropped from the set. Without this,
+        # the set would grow with each job that a redrive has reserved or a delay has held back.
         self.cursor = max(self.cursor, seq)
         if self._not_fresh.blocks:
             self.cursor = self._not_fresh.next_out(self.cursor)
@@ -370,6 +398,9 @@ class Jobs:
         """Lease taken jobs, and return the number of deliveries of each job, this one included.
 
         The leases get ``number`` and the numbers after it.
+
+        The caller must have taken the jobs from their states, so that each job is in one state
+        only.
         """
         delivery_counts, counts = [1] * len(seqs), self._deliveries
         if counts:
@@ -383,6 +414,8 @@ class Jobs:
 
     def undo_delivery(self, seq: int, number: int) -> None:
         """Undo the delivery of a job, if it is still leased under this number."""
+        # The number distinguishes the leases of one job. The lease may have ended since, and
+        # another client may hold the job under a later number.
         if self.leases.has_number(seq, number):
             self._deliveries[seq] = self.deliveries(seq) - 1
             self.leases.drop(seq)
@@ -467,12 +500,16 @@ class Jobs:
         if self.is_busy(seq, now_ms):
             return False
         if seq in self.leases:
+            # The lease is in the table only because `advance` has not reached it. Its job becomes
+            # free first, because `_leave_state` knows no held jobs.
             self.end_lease(seq, None)
         self.reserved[seq] = self._leave_state(seq)
         return True
 
     def _leave_state(self, seq: int) -> tuple[StateBeforeReserve, int]:
         """Remove a job from its state, and return the state with its time, if it has one."""
+        # The order of the checks has no effect, because a job is in one state only. The entry of
+        # a free job in the line becomes stale, and `take_free` skips it.
         if seq in self.dead:
             del self.dead[seq]
             return StateBeforeReserve.DEAD, 0
@@ -492,6 +529,7 @@ class Jobs:
         """Undo `reserve`, if the record is still live. The job returns to its former state."""
         state, time = self.reserved.pop(seq, (None, 0))
         # A fresh job below the cursor would not be found again, so the last branch makes it free.
+        # A fresh job is not listed, so only the cursor finds it.
         if state is StateBeforeReserve.FRESH and seq >= self.cursor:
             self._not_fresh.discard(seq)
         elif state is StateBeforeReserve.HIDDEN:
@@ -501,6 +539,8 @@ class Jobs:
         elif state is StateBeforeReserve.DUE:  # it stays due even if the clock was set back
             self._delays.put(seq, time, 0)
             heapq.heappush(self.due, (time, seq))
+            # Each reservation of a due job leaves a stale entry in the heap. Rebuild the heap
+            # when stale entries prevail.
             if len(self.due) > 2 * len(self._delays) + HEAP_STALE_MIN:
                 self.due = sorted({due for due in self.due if self._delays.get(due[1]) == due[0]})
         elif state is StateBeforeReserve.DEAD:
@@ -509,6 +549,7 @@ class Jobs:
         elif state is not None:
             self._deliveries.setdefault(seq, 0)
             self.free(seq)
+            # The same applies to the line. The slots are numbered anew, in the same order.
             if len(self._free_queue) > 2 * len(self._free) + HEAP_STALE_MIN:
                 self._free_queue = deque(sorted(self._free, key=self._free.__getitem__))
                 self._free_queue_head = 0
@@ -533,6 +574,8 @@ class Jobs:
         self.dead_lettered, self._start_seq = ledger.dead_lettered, start_seq
         self.errors = ledger.errors
         for seq, due_ts in watched(ledger.delays.items()):
+            # A job with a row was delivered after its delay had ended, so the row replaces the
+            # delay.
             if seq not in ledger.rows:
                 self.delay(seq, due_ts, now)
         # `sorted` is stable, so free jobs with the same time keep their order in the line.
@@ -548,10 +591,15 @@ class Jobs:
 
     def _begin_row(self, seq: int, row: JobRow, now: Now) -> None:
         """Restore the state of a job from a row of the ledger."""
+        # The wall clock may have been set back since the row was written. No lease and no hidden
+        # time is longer than the maximum, so a longer rest is cut to it.
         left_ms = min(row.until_ts - now.ts, LEASE_MS_BOUNDS[1])
         if row.state is JobState.HELD and left_ms >= 0:
             if row.deliveries > 1:
                 self._deliveries[seq] = row.deliveries
+            # The name of the holder is the node that the row contains. After a restart no
+            # connection of a work stream exists, so all restored leases are those of polled
+            # claims.
             holder = self.leases.poller(row.node)
             self.leases.grant((seq,), row.number, now.ms + left_ms, holder)
             return
@@ -585,9 +633,14 @@ class Jobs:
         for start in range(0, len(seqs), LEDGER_STEP):
             ledger = Ledger()
             for seq in seqs[start : start + LEDGER_STEP]:
+                # `row` describes the job as of now. If leases are not to survive the restart, a
+                # held job is stored as free, with its number of deliveries.
                 row = self.row(seq, now)
                 if row is not None and row.state is JobState.HELD and not with_leases:
                     row = JobRow(JobState.FREE, 0, 0, row.deliveries, "")
+                # Jobs that were never delivered are fresh after a restart without a row. DYING
+                # jobs always need their row, because the dead-letter topic may contain them
+                # already.
                 if row is not None and (with_leases or with_counts or row.state is JobState.DYING):
                     ledger.rows[seq] = row
                     if seq in self.errors:
@@ -611,6 +664,8 @@ class Jobs:
             # after a restart, even if the topic has refused it.
             return JobRow(JobState.DYING, 0, 0, deliveries, self.logged_dying[seq])
         lease = self.leases.held.get(seq) or self.acking.get(seq)
+        # An acking job is stored as held: its delete is not durable yet, and after a crash the
+        # job must not be claimable before its lease would have ended.
         if lease is not None:
             until_ts = now.ts + lease.deadline_ms - now.ms
             return JobRow(JobState.HELD, until_ts, lease.number, deliveries, lease.holder.node)
@@ -618,6 +673,7 @@ class Jobs:
         if seq in self._hidden or state is StateBeforeReserve.HIDDEN:
             until_ts = now.ts + self._hidden.get(seq, until_ms) - now.ms
             return JobRow(JobState.FREE, until_ts, 0, deliveries, "")
+        # Exhausted jobs are stored as free. The first pass after a restart finds them again.
         has_ended = (seq in each for each in (self._free, self.dead, self.dead_lettering))
         if state in (StateBeforeReserve.FREE, StateBeforeReserve.DEAD) or any(has_ended):
             return JobRow(JobState.FREE, 0, 0, deliveries, "")
@@ -642,6 +698,7 @@ class Jobs:
         if self.ledger is not None:
             self.ledger.cut(start_seq)
             return
+        # Remember the start, so that the next call does not remove the same seqs again.
         first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
         if first < start_seq:
             self._not_fresh.discard_below(start_seq)
@@ -654,6 +711,8 @@ class Jobs:
         if self.ledger is not None:
             self.ledger.remove_runs(runs)
             return
+        # `seqs_in_runs` examines either the runs or the lists, whichever is shorter, so deleting
+        # millions of fresh records costs nothing here.
         lists = [each for each in self._lists() if each]
         if lists or self._delays:
             runs = tuple(runs)
@@ -689,6 +748,7 @@ class Jobs:
 
     def _remove(self, seqs: Collection[int]) -> None:
         """Remove jobs from all lists. The seqs that are in no list are ignored."""
+        # Skip empty lists, because most queues use only a few of them.
         for seq in seqs if self.leases else ():
             self.leases.drop(seq)
         named: tuple[dict[int, Any], ...] = (

@@ -98,11 +98,14 @@ def pick(
     """
     if cursor >= topic.head_seq:
         return Picked([], cursor, 0, 0, 0, 0)
+    # A source removes records below its floors. A router whose cursor is below one has missed
+    # them.
     floors = topic.floors
     lost_below = max(floors.cap, floors.loss, floors.damage, floors.trim)
     # If the cursor is below a floor, trim first. The TTL floor is left out, because expired records
     # are skipped.
     if cursor + 1 < lost_below:
+        # Hops before the loss decide whether the lost records would have been forwarded.
         hop, last = hops.at(cursor + 1)
         last = min(last, lost_below - 1)
         return Picked([], last, last - cursor if hop < hop_max else 0, hop, 0, 0)
@@ -150,21 +153,27 @@ class _Picker:
         self._topic, self._index, self._store = topic, topic.index, store
         self._match, self._bounds = match, bounds
         self._hop_max, self._reads_all = hop_max, reads_all
+        # The cursor may be below the start. Deleted and expired records there are skipped.
         self._seq = max(cursor + 1, topic.start_seq)
         self._at = self._index.find(self._seq)
+        # ``_hop`` is the hop of the batch, and valid only with runs or a trim.
         self._hop = self._count = self._size = self._trimmed = 0
         self._runs: list[PickedRun] = []
 
     def pick(self, hops: Hops) -> Picked:
         """Pick records until a bound, a loss or another hop ends the batch."""
         head = self._topic.head_seq
+        # Search the loss once. Records after it belong to the next batch.
         loss = next_loss(self._topic, self._seq, head)
         end = head + 1 if loss is None else loss.first
+        # One hop at a time: all records of a batch get the same hop, which the frame stores once.
         while self._seq < end:
             hop, last = hops.at(self._seq)
             stop = min(last + 1, end)
             if hop >= self._hop_max:
+                # These records have passed `HOPS_MAX` routers of a cycle, and end here.
                 self._seq, self._at = stop, self._index.find(stop)
+            # The batch has records of another hop, or `_pick_to` has reached a bound or damage.
             elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
                 break
         # A loss becomes a trim only if no record was picked before it.
@@ -191,8 +200,11 @@ class _Picker:
         """
         self._hop, index = hop, self._index
         while True:
+            # A filter needs the tags, and ``reads_all`` the bytes. Without both, the index is
+            # sufficient.
             if self._match is None and not self._reads_all:
                 self._take_complete_entries(stop_seq)
+            # The next entry begins after the range, so the range has no further live records.
             if self._at == len(index) or index.entry(self._at)[0] >= stop_seq:
                 self._seq = stop_seq
                 return True
@@ -209,6 +221,7 @@ class _Picker:
 
         It stops at entries with deleted records and at extents, which `_take_records` handles.
         """
+        # Bounds as local names, because this loop runs once for each write of the source.
         bounds, at, seq, runs = self._bounds, self._at, self._seq, self._runs
         entry_at, removed, end = self._index.entry, self._index.removed, len(self._index)
         records, budget, scan = bounds.records, bounds.size, bounds.scan
@@ -229,6 +242,7 @@ class _Picker:
             left -= 1
             seq = first_seq + count
             at += 1
+        # Store the remaining bounds. The caller continues with the rest of the bounds.
         self._count += bounds.records - records
         self._size += bounds.size - budget
         bounds.records, bounds.size, bounds.scan, bounds.runs = records, budget, scan, left
@@ -238,7 +252,9 @@ class _Picker:
         """Pick records of the current entry. Return False if the batch ends within it."""
         first_seq, count, locator, size = self._index.entry(self._at)
         start = max(self._seq - first_seq, 0)
+        # The range may begin or end in the middle of the entry.
         stop = min(stop_seq - first_seq, count)
+        # An entry without live records costs one step.
         if not size:
             cost = 1
         else:
@@ -250,6 +266,7 @@ class _Picker:
                 return self._pass_unreadable(first_seq, start, stop)
             for begin, end in runs:
                 if not self._add(view, PickedRun(locator, first_seq, begin, end)):
+                    # The run did not fit. The next batch continues at its first record.
                     self._seq = max(self._seq, first_seq + begin)
                     return False
         self._bounds.scan -= cost
@@ -261,6 +278,7 @@ class _Picker:
     def _add(self, view: AbstractView, run: PickedRun) -> bool:
         """Pick the first records of a run that fit. Return False if some are left."""
         bounds, begin, end = self._bounds, run.start, run.stop
+        # At least one bound is exhausted.
         if not (bounds.runs > 0 and bounds.records > 0 and bounds.size > 0):
             return False
         stop = view.fit(begin, min(end, begin + bounds.records), bounds.size)
@@ -269,6 +287,8 @@ class _Picker:
                 return False
             stop = begin + 1  # at least one record, regardless of its size
         # A batch ends before damaged records. If the run begins with them, they are trimmed.
+        # Check the bytes now, because the dest would otherwise store damaged records with a new
+        # checksum.
         bad = view.bad_run(begin, stop)
         if bad is not None:
             stop = bad[0]
@@ -283,6 +303,7 @@ class _Picker:
         bounds.records -= stop - begin
         bounds.size -= size
         bounds.runs -= 1
+        # False if a part of the run is left, which ends the batch.
         return stop == end
 
     # The filter
@@ -297,6 +318,7 @@ class _Picker:
         """
         match, scan = self._match, self._bounds.scan
         if match is None:
+            # Without a filter all live records match.
             stop = min(stop, start + scan)
             return live_runs(deleted, start, stop), stop, stop - start
         # No record of this entry has a tag, so none matches.
@@ -310,10 +332,12 @@ class _Picker:
         else:
             low = bisect_left(found, start)
             high = bisect_left(found, stop, low)
+            # Examine only as many matches as the budget allows. The rest begins at ``stop``.
             if high - low > scan:
                 high = low + scan
                 stop = found[high]
             cost, found = high - low + 1, found[low:high]
+        # The tag index also contains deleted records.
         live = found if deleted is None else [index for index in found if deleted[index] != 1]
         return _runs_of(live), stop, cost
 
@@ -326,12 +350,15 @@ class _Picker:
             runs = [*live_runs(deleted, start, stop)]
         except Unreadable:
             runs = [(start, stop)]
+        # Records that were picked before the damage are forwarded first. The trim follows in the
+        # next call.
         if runs:
             if not self._runs:
                 self._trim(first_seq, (runs[0][0], runs[-1][1]))
             else:
                 self._seq = first_seq + runs[0][0]
             return False
+        # All records of the entry were deleted, so nothing is lost.
         self._bounds.scan -= 1
         self._seq = first_seq + stop
         self._at = self._index.find(self._seq)

@@ -105,7 +105,9 @@ class PageRun:
 
     def __init__(self, page_count: int) -> None:
         self.page_count = page_count
+        # Set when the first page is used, so that only one next run is requested.
         self.is_used = False
+        # A run that is not used for `STALE_NS` may be dropped for another client.
         self.used_ns = time.monotonic_ns()
         self.pages: deque[AheadPage] | None = None
         self.waiting: Callable[[], object] | None = None  # a request that arrived before its page
@@ -116,9 +118,11 @@ class PageRun:
         """Copy the pages, because they must not occupy shared memory."""
         result, body, start = reply.result, memoryview(reply.body), 0
         self.mark = HeadMark(*result.mark)
+        # The mark is the state of the topic for all pages of the run.
         self.earliest_seq, self.epoch = result.earliest_seq, result.epoch
         self.pages = deque()
         for length, next_from_seq, scanned in result.pages:
+            # Leave space after the records, so that the response needs no second copy.
             page = bytearray(length + TRAILER_MAX_BYTES)
             page[:length] = body[start : start + length]
             start += length
@@ -164,7 +168,8 @@ class ReadAhead:
         ``then`` is called with the response or the failure, possibly before this returns. Return
         the call in flight if it can be abandoned. It may wait for the ``wait_ms`` of the body.
         """
-        # The name of the field may be escaped, so a backslash also counts.
+        # The name of the field may be escaped, so a backslash also counts. The drain must be able
+        # to end a request that may wait.
         may_wait = type(body) is not bytes or b"wait_ms" in body or b"\\" in body
         # The drain need not end a request that cannot wait for records.
         if not (may_wait or self._drain.is_draining):
@@ -175,15 +180,18 @@ class ReadAhead:
 
     def _begin(self, request: Request, body: Body, at: int, then: OnResult) -> Pending | None:
         """Respond from a page that was read ahead, wait for such a page, or call the shard."""
+        # A long body is not worth a prediction, and a streamed one is not known completely.
         if type(body) is not bytes or len(body) > BODY_MAX_BYTES:
             return self._call_shard(request, body, at, then, None, was_predicted=False)
         key = PageKey(request.topic, body)
+        # Remove the run: it is stored again under its next page if it has one.
         run = self._runs.pop(key, None)
         if run is None:
             is_guessed = key in self._predicted
             self._predicted.pop(key, None)
             return self._call_shard(request, body, at, then, key, was_predicted=is_guessed)
         # The page was requested and has not arrived. The request waits for it.
+        # A second equal request finds no run, and calls the shard.
         if run.pages is None:
             run.waiting = partial(self._answer_or_call, request, at, then, key, run)
             return None
@@ -216,6 +224,8 @@ class ReadAhead:
                 then(reply)
                 return
             answer, next_from_seq = shard_answer(reply), reply.result.next_from_seq
+            # Without a cursor in the body or a next one in the reply, the next request cannot be
+            # predicted.
             if key is not None and next_from_seq is not None and key.has_cursor:
                 following = key.moved_to(next_from_seq)
                 if was_predicted:
@@ -263,6 +273,7 @@ class ReadAhead:
             else:
                 run.store(reply)
                 reply.release()
+            # The request arrived before the page. Serve it now, or let it call the shard.
             waiting, run.waiting = run.waiting, None
             if waiting is not None:
                 waiting()
@@ -280,6 +291,8 @@ class ReadAhead:
         if head is None or not run.pages:
             return None
         page = run.pages.popleft()
+        # These members depend on the time of the response. They are rendered now and follow the
+        # records.
         trailer = difference_end(
             next_from_seq=page.next_from_seq,
             head_seq=head,
@@ -292,6 +305,7 @@ class ReadAhead:
         length = page.length + len(trailer)
         page.body[page.length : length] = trailer
         next_run = None
+        # The run is used: request the next one while the client reads this one.
         if not run.is_used:
             run.is_used = True
             last = run.pages[-1] if run.pages else page
@@ -301,6 +315,8 @@ class ReadAhead:
             )
             next_run = NextRunRequest(request_run)
         # The run is stored under the request that its next page answers.
+        # Without a free slot, the remaining pages are dropped. The client then gets its pages
+        # from the shard.
         if run.pages and self._has_free_run():
             run.used_ns = time.monotonic_ns()
             self._runs[key.moved_to(page.next_from_seq)] = run

@@ -83,6 +83,7 @@ class AppendGroups:
         self._shards, self._batch = shards, shards.batch
         self._pressure, self._bands = pressure, pressure.bands
         pressure.scheduler.batch = shards.batch
+        # Empty whenever no batch is open: `_end_iteration` sends all groups.
         self._groups: dict[Key, AppendGroup] = {}
         self._sent_early: set[Key] = set()  # groups with a message that was sent in this iteration
 
@@ -90,6 +91,7 @@ class AppendGroups:
         """Append records (§2). The shard decodes the body. Raise `Throttled` under pressure."""
         pressure = self._pressure
         if not pressure.is_unthrottled:
+            # Under pressure, refuse before the body is sent to the shard.
             refusal = pressure.refusal_of(request, body)
             if refusal is not None:
                 return delay_refusal(refusal)
@@ -128,6 +130,7 @@ class AppendGroups:
             group.ats.append(at)
             group.thens.append(then)
             group.length += len(body)
+        # The first message is short, so that the shard begins early. Later ones may be longer.
         most = JOINED_MAX if key in self._sent_early else JOINED_FIRST_MAX
         if group.length > JOINED_MAX_BYTES or len(group.thens) == most:
             # The group is full: send it while the front reads more requests.
@@ -154,6 +157,7 @@ class AppendGroups:
             group.with_seqs,
             None if principal.prefixes is None else [*principal.prefixes],
             ats[0],
+            # A single request needs no lengths, and its body is sent without a copy.
             None if is_one else [len(body) for body in bodies],  # type: ignore[arg-type]
             group.parked_ms,
             principal.is_admin,
@@ -177,6 +181,7 @@ class AppendGroups:
             return
         outcome, band = DECODED[reply.result.outcomes[0]]
         topic = group.request.topic
+        # The band travels with the reply, so that the front knows the priority of the topic.
         if self._bands.known.get(topic, NEW_BAND) != band:
             self._bands.learn(topic, band)
         if outcome == FAILED:

@@ -67,6 +67,9 @@ class Refusals:
         self._responses, self._lines = responses, lines
         self._logged = 0  # the value of `count` at the last log line
         self._reason = ""
+        # Refused sockets whose output is closed, oldest first. Without this queue, closing a
+        # socket with unread input would reset the connection and the client would lose the
+        # response.
         self._lingering: deque[socket.socket] = deque()
 
     def note(self, reason: str) -> None:
@@ -166,9 +169,14 @@ class Acceptor:
         self.slots, self._evict, self._key_of = slots, evict, key_of
         self.refusals = Refusals(responses, lines)
         self._request_count = request_count
+        # -1 while it is used to accept a client, or if none could be opened. `tick` opens it
+        # again.
         self._spare_fd = -1  # closed to accept a client if no other descriptor is free
         self._is_running = False
         # Accepted clients that no driver has taken yet.
+        # A socket is in exactly one of these queues and uses one slot. Each exit from a queue
+        # must either pass the socket to ``take``, which keeps the slot, or close the socket and
+        # release the slot.
         self._unsorted: deque[socket.socket] = deque()  # accepted just now, or without input
         # By key; the keys are served in rotation.
         self._known: dict[bytes, deque[socket.socket]] = {}
@@ -193,11 +201,15 @@ class Acceptor:
                     await trio.lowlevel.checkpoint()
                 else:
                     await trio.lowlevel.wait_readable(listener)
+                # Accept first, also if many wait, because the kernel drops connections when its
+                # queue is full.
                 for _ in range(ACCEPTS_PER_ITERATION):
                     if not (await self._may_accept(listener) and await self._accept(listener)):
                         break
                 # First requests of new clients do not count, so that new clients do not raise their
                 # own limit.
+                # The requests of established clients since the last iteration are the measure for
+                # how much of this iteration new clients may use.
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
                 silent = max(0, silent - requests)
@@ -257,6 +269,8 @@ class Acceptor:
                     yield sockets.popleft()
             self._known.clear()
             return
+        # More clients wait than can be served. Only now the order matters, and only now input is
+        # searched for keys.
         self._sort_by_key()
         until = time.monotonic() + SPENT_MAX_S
         # Clients with a key are first.
@@ -270,6 +284,7 @@ class Acceptor:
             most -= 1
             if time.monotonic() > until:
                 break
+        # The time is up. Put the rest back in the same order, so that no client loses its position.
         self._waiting.extendleft(reversed(here))
         # Then follow clients that have sent nothing yet.
         for _ in range(max(0, min(most, len(self._unsorted)))):
@@ -281,6 +296,7 @@ class Acceptor:
     def _next_known(self) -> socket.socket:
         """Return the next client with a key. The keys are served in rotation."""
         key, sockets = next(iter(self._known.items()))
+        # Remove the key and add it again at the end. This is the rotation.
         del self._known[key]
         sock = sockets.popleft()
         if sockets:
@@ -293,6 +309,7 @@ class Acceptor:
         for _ in range(CHECKS_PER_ITERATION):
             if not waiting or len(found) == most:
                 break
+            # Check many sockets with one system call, and only as many as are likely to be used.
             some = [waiting.popleft() for _ in range(min(CHECK_BATCH, len(waiting)))]
             here = [sock for sock, _ in self._still_connected(some)]
             free = most - len(found)
@@ -326,6 +343,7 @@ class Acceptor:
         here = []
         for sock in sockets:
             found = events.get(sock.fileno(), 0)
+            # The client has closed the connection completely, so no response can be delivered.
             if found & HANG_UP:
                 sock.close()
                 self.slots.release()
@@ -342,10 +360,13 @@ class Acceptor:
         call found no free descriptor.
         """
         try:
+            # The listener does not block. Without a waiting client, this raises BlockingIOError.
             sock, _ = listener.accept()
         except BlockingIOError:
             return False
         except OSError as failure:
+            # No descriptor is free. Close a quiet connection, let its task run so that the
+            # descriptor becomes free, and try once more.
             if failure.errno in OUT_OF_FILES and not again:
                 self._evict(False)
                 # In these iterations the poller also notices clients that have left.
@@ -381,9 +402,13 @@ class Acceptor:
         """Close the connection of another client for a new one. Return whether a slot is free."""
         # Clients without a key are refused first. If few of them wait, the key with the most
         # waiting clients is next.
+        # Both kinds of waiting clients have a limit, so that a flood of one kind cannot use all
+        # slots.
         waiting = self._waiting
         if len(waiting) < WAITING_MAX:
             waiting = max(self._known.values(), key=len, default=waiting)
+        # First a client that has closed its side, then one of a long queue, then a quiet
+        # connection.
         if self._half_closed:
             self._half_closed.popleft().close()
             self.slots.release()
@@ -391,6 +416,7 @@ class Acceptor:
             self._refuse(waiting.popleft(), self.slots.failure())
             self.slots.release()
         elif self._evict(self._count >= TAKEN_PER_ITERATION_MIN):
+            # `_evict` has cancelled a task. The slot is free after the task has run.
             for _ in range(TASK_END_PASSES):
                 if not self.slots.is_full:
                     break
@@ -406,6 +432,7 @@ class Acceptor:
 
         Raise ``failure`` if the listener is broken.
         """
+        # The listener itself is broken, so each further attempt would fail.
         if failure.errno in BROKEN or listener.fileno() < 0:
             raise failure
         if failure.errno in OUT_OF_FILES:
@@ -427,6 +454,7 @@ class Acceptor:
             self.refusals.note("no file descriptor left")
             await trio.sleep(RETRY_S)
             return False
+        # For a moment there is a free descriptor. Use it for one client and take it back.
         self._close_spare()
         try:
             sock, _ = listener.accept()
@@ -455,6 +483,7 @@ def _prepare(sock: socket.socket) -> bytes:
     Most clients have already sent a request, so this read saves them an iteration of the loop.
     """
     sock.setblocking(False)
+    # Without Nagle's algorithm, because the front writes complete responses and events.
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:

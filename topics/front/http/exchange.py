@@ -90,14 +90,19 @@ class Exchange:
 
     def __init__(self, connection: Connection, parts: HttpParts) -> None:
         self._connection, self._parts = connection, parts
+        # Kept here because they are used for each response.
         self._prefix, self._numbers = parts.ids.prefix, parts.ids.numbers
         self.head: AnyHead | None = None
         self.request: Request | None = None
         self.is_open = self.has_answered = False
         self._is_head = False  # a HEAD request: its response has no body
+        # `Guard.leave` must be called exactly once for each `Guard.enter`, or the key would lose
+        # a slot.
         self._counts_as_inflight = False  # `Guard.enter` has counted the request
         self._lines = b""
         self._status = 0
+        # The address is read at the start, because it is unknown after a disconnection. It is
+        # needed only for the log.
         self._peer = "" if parts.log is None else peer_of(connection.sock)
         self.at = 0
 
@@ -122,6 +127,8 @@ class Exchange:
         """
         self.request, guard = request, self._parts.guard
         has_key = request.principal is not ANYONE
+        # During the drain, requests without a key are refused here too, so `enter` is called for
+        # them.
         if has_key or guard.drain.is_draining:
             guard.enter(request)
             self._counts_as_inflight = has_key  # requests without a key are not counted
@@ -145,6 +152,7 @@ class Exchange:
         if self._counts_as_inflight:
             self.stop_counting()
         if not self.is_open:
+            # The second call, for example after an error while the response was sent.
             return
         self.is_open = False
         connection = self._connection
@@ -160,6 +168,7 @@ class Exchange:
         self.head = self.request = None  # the head of a refused request contains the token
         self.has_answered = self._is_head = False
         self._lines, self._status = b"", 0
+        # Keep the count of bytes that belong to later requests.
         connection.received_bytes -= bytes_in
         connection.sent_bytes = 0
         connection.trace = None
@@ -181,6 +190,8 @@ class Exchange:
         try:
             parts = self._rendered(answer, close)
             return self._connection.send_now(*parts), sum(map(len, parts))
+        # The answer holds shared memory and may have to be undone, so each failure must report
+        # and release it.
         except BaseException:
             answer.unsent()
             answer.done()
@@ -190,8 +201,12 @@ class Exchange:
         """Send a response, in a task. Raise `OSError` if the connection fails."""
         connection = self._connection
         try:
+            # Check whether the client still reads, because the effects of an undelivered response
+            # must be undone.
             if answer.on_unsent is not None:
                 await connection.check_client()
+            # From here on the memory of the answer may be reclaimed: then the connection is
+            # aborted.
             answer.on_reclaim(connection.abort)
             await connection.send(*self._rendered(answer, close))
         except BaseException:
@@ -225,9 +240,11 @@ class Exchange:
         connection, stream, head = self._connection, answer.stream, self.head
         assert stream is not None, "the response is a stream"
         assert isinstance(head, AdmittedHead), "a request is in progress"
+        # A stream does not count as a request in flight, because it may last for days.
         self.stop_counting()
         self.has_answered = connection.closing = True
         connection.idle = False
+        # A stream keeps no fields of its request, and no token.
         if head.request.head is not None:
             head.request.head.clear()
         is_upgrade = answer.status == SWITCHING_PROTOCOLS
@@ -237,9 +254,13 @@ class Exchange:
         connection.clear()
         connection.count_unread()
         connection.buffer, rest = rest, b""
+        # The header lines are computed before anything is sent, because the request id belongs to
+        # the head.
         lines = self._fields(answer.status)
         try:
             headers, body, close = answer.headers, bytes(answer.body), False
+            # Without chunked coding, HTTP/1.0 clients find the end of the stream by the end of
+            # the connection.
             if not is_upgrade:
                 connection.is_chunked, close = head.is_1_1, not head.is_1_1
             if connection.is_chunked:
@@ -263,6 +284,7 @@ class Exchange:
         """
         request = self.request
         assert request is not None, "a request is in progress"
+        # A write was executed already, so its response must be sent. A read can be repeated.
         if len(answer.body) <= COPY_MAX_BYTES or request.route.scope is not Scope.READ:
             return answer
         held = self._parts.connections.held
@@ -279,6 +301,8 @@ class Exchange:
         parts, connection, request = self._parts, self._connection, self.request
         if request is not None and request.head is not None:
             request.head.clear()  # free it now, because the client may read the response slowly
+        # Three reasons to close the connection after this response: the request requires it,
+        # bytes of its body are unread, or the server stops.
         if close or connection.unread_body or parts.connections.draining:
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self._fields(answer.status)
@@ -292,6 +316,7 @@ class Exchange:
             media_type=answer.media_type,
             close=close,
         )
+        # The head of a response to HEAD has the length of the body, which is not sent.
         if self._is_head:
             return (head,)
         # Copy a short body to its head, so that one buffer is sent.
@@ -321,15 +346,18 @@ class Exchange:
     def _log(self, log: AccessLog, bytes_in: int, ms: float, *, cut: bool) -> None:
         """Write the line of the access log, if the level includes this request."""
         subject = self._subject()
+        # The level may exclude routine requests. Then no text is built.
         if not log.includes(subject.route, self._status):
             return
         connection, trace = self._connection, self._connection.trace
+        # The client has disconnected before the response. The line still has a request id.
         if not self._lines:  # no response was sent
             self._fields(0)
         request_id, _, _ = self._lines.removeprefix(b"x-request-id: ").partition(b"\r\n")
         traceparent, peer = b"", self._peer
         if trace is not None:
             traceparent = trace.traceparent or b""
+            # Only trusted proxies may name the client. Otherwise the peer is the client.
             if trace.forwarded is not None:
                 peer = self._parts.proxies.client_of(peer, trace.forwarded)
         finished = Finished(

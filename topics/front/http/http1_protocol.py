@@ -94,17 +94,25 @@ class Http1Protocol:
     def __init__(self, connection: Connection, parts: HttpParts, poller: Poller) -> None:
         self.connection, self._parts, self._poller = connection, parts, poller
         self.fd = connection.fd
+        # The events that the poller watches for this socket, or None if it watches none. Only the
+        # poller writes it.
         self.watched: int | None = None
         self.ticket: int | None = None
         self.exchange = Exchange(connection, parts)
+        # A connection begins in SERVING, because its first bytes may have arrived already.
         self._state = State.SERVING
+        # True while `serve` or `_answered` is on the stack. A result or an end that arrives in
+        # this time is handled by that caller, so that no request is served recursively.
         self._is_serving = False
         self._scope: trio.CancelScope | None = None  # of its task
         # Of the current request
+        # Set from the admission of a head until its response is sent. In READING it means that
+        # the connection waits for a body.
         self._head: AdmittedHead | None = None
         self._call: Any = None  # the call to a shard, if it can be abandoned
         # A result that arrived before the operation returned.
         self._result: Answer | TopicsError | None = None
+        # Above 0, the next input belongs to the last request and must not be parsed as a head.
         self._unused_bytes = 0  # bytes of the last request's body that have not been received
         connection.owner = self
 
@@ -121,15 +129,20 @@ class Http1Protocol:
         Events that the poller would report repeatedly without any effect are no longer watched.
         """
         connection = self.connection
+        # In the other states, input stays in the socket. This is how a client that sends too fast
+        # is slowed down: TCP stops its sending when the buffers are full.
         if self._state is not State.READING:
             if self._state is State.LINGERING:
                 self._drop_input()
             else:
                 self._note_hang_up(events)
             return
+        # The poller may postpone clients without a key (`decisions/0077`).
         if connection.principal is ANYONE and not self._poller.serves_keyless(self):
             return
         try:
+            # The end of the input and an error of the socket have the same effect: nothing can be
+            # served.
             data = connection.sock.recv(RECV_BYTES)
         except BlockingIOError:
             return
@@ -140,6 +153,8 @@ class Http1Protocol:
             return
         connection.received_bytes += len(data)
         connection.receive(data)
+        # A body that arrives in chunks has a deadline that grows with its bytes. A slow client
+        # keeps it, and a client that sends nothing does not.
         if self._head is not None or self._unused_bytes:  # the data is part of a body
             connection.extend_body_deadline(len(data))
         self.serve()
@@ -168,6 +183,8 @@ class Http1Protocol:
 
     def end(self) -> None:
         """Implement `topics.front.http.connection.Owner`."""
+        # A task owns the connection, and closes it when it is cancelled. Otherwise close here,
+        # unless a caller on the stack does it.
         if self._state is State.IN_TASK:
             if self._scope is not None:
                 self._scope.cancel()
@@ -195,6 +212,8 @@ class Http1Protocol:
         self._state, self._is_serving = State.SERVING, True
         connection = self.connection
         try:
+            # Serve a bounded number of pipelined requests, so that one client cannot use the
+            # entire iteration.
             for _ in range(REQUESTS_PER_ITERATION):
                 if connection.closing:
                     self._end_after_answer()
@@ -214,6 +233,7 @@ class Http1Protocol:
     def _wait_or_close(self) -> None:
         """Wait for input or close, because no further request can be served now."""
         connection = self.connection
+        # A request closed the connection, or its end was requested while it was served.
         if connection.is_ended and self._state is not State.IN_TASK:
             self._close()
         elif connection.buffer or connection.part is not None or connection.is_counted:
@@ -224,6 +244,8 @@ class Http1Protocol:
         # The head was read before, and the request has waited for its body.
         if self._head is not None:
             return self._with_body(self._head)
+        # The last request had a body that its route did not use. Its bytes come first in the
+        # buffer.
         if self._unused_bytes and not self._discard_body():
             return False
         connection = self.connection
@@ -232,6 +254,7 @@ class Http1Protocol:
             if raw is None:
                 self._wait_for_head()
                 return False
+            # The head is complete. From now on the connection is not idle and has no deadline.
             connection.idle, connection.deadline = False, NEVER
             found, connection.trace = self._parts.heads.decide(raw)
         except InvalidRequest as failure:
@@ -251,6 +274,8 @@ class Http1Protocol:
         if request.principal is not ANYONE or not request.route.is_open:
             connection.inactive_since, connection.principal = NEVER, request.principal
         try:
+            # Admission to the key's requests in flight. The head alone was checked before, and is
+            # cached.
             self.exchange.admit(request)
         except TopicsError as failure:
             answer = self._parts.dispatcher.failed(failure)
@@ -258,12 +283,14 @@ class Http1Protocol:
         self._head = head
         if head.uses_body:
             return self._with_body(head)
+        # The route ignores the body. Answer without it, and skip its bytes afterwards.
         if head.length != 0:
             self._skip_unused_body(head.length, head.expects_continue)
         return self._answer(head, b"")
 
     def _with_body(self, head: AdmittedHead) -> bool:
         """Serve a request whose route uses the body. Return whether its response was sent."""
+        # A short body with a length is taken from the buffer. All others need a task.
         if head.plain and (length := head.length) is not None and length <= SHORT_MAX_BYTES:
             body = self.connection.take(length) if length else b""
             if body is None:
@@ -280,6 +307,8 @@ class Http1Protocol:
         """
         connection = self.connection
         connections = connection.connections
+        # The buffer begins with a part of a head. Its deadline runs from the first byte, so that
+        # a client cannot keep the connection by sending single bytes.
         if connection.part is not None or connection.pos < len(connection.buffer):
             if connection.idle or connection.deadline == NEVER:
                 connection.deadline = connections.now + connection.timings.head_s
@@ -300,6 +329,7 @@ class Http1Protocol:
     def _wait_for_body(self, head: AdmittedHead) -> bool:
         """Wait for the rest of a short body. Return False."""
         connection = self.connection
+        # Later waits for the same body keep the deadline of the first one.
         if connection.deadline == NEVER:  # the first wait for this body
             # The task sends the interim response 100 (Continue).
             if head.expects_continue:
@@ -322,6 +352,8 @@ class Http1Protocol:
         connection, exchange = self.connection, self.exchange
         if connection.deadline != NEVER:  # the connection has waited for the body
             connection.deadline, exchange.at = NEVER, time.monotonic_ns()
+        # A view of the admin plane may wait, and is imported on first use. It always runs in a
+        # task.
         if head.is_admin:
             self._start(self._run_admin, head, body)
             return False
@@ -330,6 +362,8 @@ class Http1Protocol:
             request = exchange.renew()
         except TopicsError as failure:
             return self._send(self._parts.dispatcher.failed(failure), close=head.close)
+        # Set the state before the call, because the shard may answer before the operation
+        # returns.
         self._state = State.CALLING
         if request.route.waits:
             connection.begin_waiting()
@@ -341,6 +375,7 @@ class Http1Protocol:
             self._result = refusal
         except Exception:
             self._result = dispatcher.unexpected(request)
+        # The result is taken over once. It stays None if the answer comes later.
         result, self._result = self._result, None
         if result is not None:
             self._state, connection.waits = State.SERVING, False
@@ -360,6 +395,8 @@ class Http1Protocol:
             self._result = result
             return
         head, request = self._head, self.exchange.request
+        # The connection was closed, or its task answers. A write is done nevertheless. `unsent`
+        # lets the operation undo what only its client would have used, such as a lease.
         if self._state is not State.CALLING or head is None or request is None:
             if isinstance(result, Answer):  # the connection has ended
                 result.unsent()
@@ -392,6 +429,7 @@ class Http1Protocol:
     def _finish(self, head: AdmittedHead, request: Request, result: Answer | TopicsError) -> bool:
         """Send the result of an operation that needed no task. Return whether it was sent."""
         dispatcher = self._parts.dispatcher
+        # Timing, compression and errors need the dispatcher. A plain answer is sent as it is.
         if request.is_timed or request.gzip_out or not isinstance(result, Answer):
             answer = dispatcher.finished(request, result, self.exchange.at)
             is_long = len(answer.body) >= COMPRESS_MIN_BYTES
@@ -403,6 +441,8 @@ class Http1Protocol:
         if answer.stream is not None:
             self._start(self._begin_stream, head, answer)
             return False
+        # A long response counts against the memory that the server holds for clients
+        # (`decisions/0054`).
         if len(answer.body) > COPY_MAX_BYTES:
             answer = self.exchange.within_limits(answer)
         return self._send(answer, close=head.close)
@@ -431,6 +471,8 @@ class Http1Protocol:
         A short body is skipped after the response. Otherwise the connection is closed.
         """
         connection = self.connection
+        # The length is unknown, or reading the body would cost more than a new connection. With
+        # ``Expect: 100-continue``, a refused client must not send the body at all.
         if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
             connection.unread_body = True
         else:
@@ -460,6 +502,7 @@ class Http1Protocol:
         if answer.on_unsent is not None and not self.connection.is_connected:
             self._start(self._deliver, answer, close)
             return False
+        # Most responses fit into the socket's buffer. Only the rest needs a task that waits.
         unsent, length = self.exchange.send_now(answer, close=close)
         if unsent:
             self._start(self._send_remaining, answer, unsent, length)
@@ -483,6 +526,7 @@ class Http1Protocol:
         Call this while the exception is handled.
         """
         log.exception("connection failed")
+        # A part of the response may be sent. A second response would be read as its body.
         if self.exchange.has_answered:
             self._close()
             return
@@ -505,6 +549,8 @@ class Http1Protocol:
         connection = self.connection
         if self._unused_bytes:
             connection.unread_body = True
+        # Closing with unread input makes the kernel send a reset, which may discard the response
+        # before the client has read it.
         if connection.must_linger:
             self._linger()
         else:
@@ -529,8 +575,10 @@ class Http1Protocol:
         """Close the connection and release its resources. Safe to call twice."""
         if self._state is State.CLOSED:
             return
+        # The state first, so that the calls below cannot enter this function again.
         self._state = State.CLOSED
         call, self._call = self._call, None
+        # No client waits for the reply of the shard any longer.
         if call is not None:
             call.abandon()
         self.exchange.stop_counting()
@@ -547,6 +595,7 @@ class Http1Protocol:
         If the server has already stopped, release the arguments and close the connection.
         """
         self._state = State.IN_TASK
+        # The poller refuses tasks after the server has stopped.
         if not self._poller.start(self._run, function, *args):
             self._state = State.SERVING
             for arg in args:
@@ -561,6 +610,7 @@ class Http1Protocol:
         """Run a function as the task of this connection, then serve the next requests."""
         try:
             with trio.CancelScope() as self._scope:
+                # The connection may have ended before the task ran.
                 if self.connection.is_ended:
                     self._scope.cancel()
                 running = function(*args)
@@ -573,6 +623,7 @@ class Http1Protocol:
         if self.connection.is_ended:
             self._close()
         elif self._state is not State.CLOSED:
+            # Serve the requests that arrived while the task ran.
             self.serve()
 
     async def _attempt(self, running: Awaitable[None]) -> None:
@@ -639,6 +690,7 @@ class Http1Protocol:
         call = AdminCall(head.request, body, at)
         del body
         try:
+            # The admin plane is imported by its first request.
             await admin.loaded()
             call.request = exchange.renew()
         except TopicsError as failure:

@@ -59,8 +59,11 @@ class FeedSubscriptions:
         self._shards, self._pressure, self._call_in = shards, pressure, call_in
         self.reads = CatchUpReads(shards)
         self.kept = PageCache()
+        # By the number that the shard uses in its messages. Numbers are never used again, so a
+        # late message of a closed feed finds nothing.
         self.by_number: dict[int, FeedSubscription] = {}
         self._opening: dict[int, SharedResult[FeedOpenResult]] = {}  # by the number of the feed
+        # Readers with equal options share a feed.
         self._by_view: dict[tuple[str, View], FeedSubscription] = {}
         self._last_number = 0
         self._now = now  # time of the last tick
@@ -71,11 +74,13 @@ class FeedSubscriptions:
 
     async def join(self, reader: Reader) -> FeedSubscription:
         """Return the open feed of the reader, and open it if necessary. Raise `TopicsError`."""
+        # The feed of the reader may have been dropped, for example because the shard restarted.
         feed = self._by_view.get((reader.topic, reader.view)) or self._subscription(reader)
         if reader.feed is not feed:
             self.leave(reader)
             reader.feed = feed
             feed.readers.add(reader)
+        # All readers that join in the meantime wait for one request.
         if not feed.is_open:
             await self._opened(feed).wait()
         return feed
@@ -108,12 +113,14 @@ class FeedSubscriptions:
 
     def leave(self, reader: Reader) -> None:
         """Remove the reader from its feed. Close a feed without readers."""
+        # Also remove a waiting reader, which is in `_waiting` and in no live list.
         self._waiting.pop(reader, None)
         feed, reader.feed = reader.feed, None
         reader.is_live = False
         if feed is not None:
             feed.live.pop(reader, None)
             feed.readers.discard(reader)
+            # The last reader has left. The shard need not send more pages.
             if not feed.readers:
                 self._drop(feed)
                 self._shards.notify(feed.shard, FEED_CLOSE, FeedParams(feed.number))
@@ -135,6 +142,7 @@ class FeedSubscriptions:
         feed = reader.feed
         if feed is not None and (pause_s := self.pause_s(feed)):
             reader.is_waiting = True
+            # The time of the last tick is exact enough, and costs no call.
             self._waiting[reader] = self._now + pause_s
             reader.stream.notify_paced(self._now)
 
@@ -175,6 +183,7 @@ class FeedSubscriptions:
 
     def closed(self, shard: int) -> None:
         """Drop all feeds of a shard that went down. Their readers subscribe again."""
+        # The session of these feeds has ended. Their numbers are not used in the next one.
         for feed in [feed for feed in self.by_number.values() if feed.shard == shard]:
             self._drop(feed)
             for reader in _detached(feed):
@@ -190,26 +199,34 @@ class FeedSubscriptions:
             if params.error:
                 # A retry opens the feed again, or reports the error to the client.
                 reader.stream.catch_up()
+            # The stream reports the deletion. It continues with its other topics.
             else:
                 reader.stream.attempt(reader.stream.notify_deleted, reader, params.head_seq)
 
     def page(self, shard: int, params: FeedPageParams, records: Buffer) -> None:
         """Deliver a page of a feed. ``records`` is valid until this function returns."""
         feed = self.by_number.get(params.feed)
+        # The feed was closed while this page was in flight.
         if feed is None:
             return
+        # The band of the topic, as the shard has determined it, selects the pause under pressure.
         feed.band = params.band
         is_calm = self._pressure.is_unthrottled
         pause_s = 0.0 if is_calm else self._pressure.pause_s(shard, feed.band)
         if pause_s:
+            # A late acknowledgement slows down the feed: the shard collects more records for the
+            # next page.
             self._call_in(pause_s, partial(self._confirm_late, feed))
         else:
             # If the shard may send another page without this acknowledgement, do not wake it up: it
             # gets the acknowledgement with the next message.
             is_deferred = is_calm and params.to_seq == params.head_seq and not params.is_awaited
             self._shards.notify(shard, FEED_TAKEN, FeedParams(feed.number), is_deferred=is_deferred)
+        # Copy the records, because the memory of the message is released when this returns.
         page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
+        # Keep the page before it is delivered. A reader that cannot take it now reads it from
+        # there.
         self.kept.add(feed.kept, page)
         for reader in list(feed.live):
             stream = reader.stream
@@ -223,6 +240,7 @@ class FeedSubscriptions:
                 reader.is_live = False
                 stream.catch_up()
                 continue
+            # An error in one stream must not affect the readers after it.
             try:  # not `Stream.attempt`, which would cost one more call per stream and page
                 stream.show(reader, page)
             except Exception:

@@ -50,7 +50,10 @@ class TopicStream(ReaderStream):
         is_chunked: bool = False,
     ) -> None:
         super().__init__(live, sock, principal, heartbeat_s, is_chunked=is_chunked)
+        # By topic. The order is the order of the turns: `_catch_up_with` moves a reader to the
+        # end.
         self.readers: dict[str, Reader] = {}
+        # At most one task for each shard, so that pages of one reader cannot overtake each other.
         self._busy_shards: set[int] = set()  # shards for which a catch-up task runs
 
     # Events as bytes, which subclasses define
@@ -102,6 +105,8 @@ class TopicStream(ReaderStream):
 
         The caller must call `catch_up` afterwards.
         """
+        # A topic is followed by one reader at most. A restarted topic gets a new one, and pages
+        # for the old one are ignored (`is_following`).
         self.remove(topic)
         self.readers[topic] = Reader(self, topic, self.live.shards.shard_of(topic), view, start)
 
@@ -133,6 +138,7 @@ class TopicStream(ReaderStream):
         stalled.
         """
         try:
+            # A stalled socket ends the task. `resumed` starts it again.
             while not self.ended and not self.is_stalled:
                 behind = (one for one in self.readers.values() if one.needs_catch_up)
                 reader = next((one for one in behind if one.shard == shard), None)
@@ -155,13 +161,18 @@ class TopicStream(ReaderStream):
             # feed.
             if reader.feed is not feed or not feed.is_open:
                 return
+            # The reader has all records before the next page of the feed. Make it live without
+            # another await, so that no page can arrive in between.
             if _has_reached(reader, feed):
                 self._make_live(reader, feed)
                 await trio.lowlevel.checkpoint()
                 return
             page, epoch = await self._next_page(reader, feed)
         except TopicNotFound:
+            # The shard does not know the topic. The client is notified, and other topics
+            # continue.
             self.notify_deleted(reader, reader.seq)
+        # Not a fault of the client. Try again when the shard serves or memory is free.
         except (NotReady, Throttled):
             feeds.wait_for_shard(reader)
         except TopicsError as failure:
@@ -169,6 +180,8 @@ class TopicStream(ReaderStream):
                 self.outbox.write(self.topic_error_event(reader, failure))
                 self.remove(reader.topic)
         else:
+            # The stream may have stalled or dropped the topic during the read. The page is then
+            # read again later.
             if self.is_following(reader) and not self.is_stalled:
                 reader.epoch = epoch
                 self.show(reader, page)
@@ -183,6 +196,8 @@ class TopicStream(ReaderStream):
         """
         until_seq = None
         if _has_epoch_of(reader, feed):
+            # A connecting reader needs a read of the shard, which decides about its start and its
+            # tombstone.
             page = None if reader.is_connecting else feed.kept.page_from(reader.seq)
             if page is not None:
                 epoch = feed.epoch
@@ -191,6 +206,7 @@ class TopicStream(ReaderStream):
             # Read only up to the next kept page, which then continues the reader.
             if reader.seq < feed.seq:
                 until_seq = feed.kept.next_edge(reader.seq, feed.seq)
+        # A page occupies memory until the client has read it. Refuse before the page is read.
         refusal = self.live.held.refusal(self.principal.digest, reader.view.bytes)
         if refusal is not None:
             raise refusal
@@ -199,6 +215,7 @@ class TopicStream(ReaderStream):
     def _make_live(self, reader: Reader, feed: FeedSubscription) -> None:
         """Make a reader live, because it has read all pages before the next page of the feed."""
         reader.epoch = feed.epoch
+        # From now on pages of the feed are delivered to this reader.
         reader.is_live, reader.is_connecting = True, False
         feed.live[reader] = None
         # A reader above the feed has read up to a later head, and its client was notified there.
@@ -214,11 +231,13 @@ class TopicStream(ReaderStream):
         if page.tombstone is not None:
             parts.append(self._cross_gap(reader, page, page.tombstone))
         reader.is_connecting = False
+        # The cursor is moved before the events are made, because they contain it.
         if reader.seq != page.to_seq:
             reader.seq = page.to_seq
             self.moved(reader)
         if page.count:
             parts += self.page_event(reader, page)
+        # Notify the client once that it has caught up, and again after it has fallen behind.
         known_seq = page.head_seq
         if not reader.is_caught_up and reader.feed is not None:
             known_seq = max(known_seq, reader.feed.head_seq)  # the head in a page may be outdated
@@ -228,6 +247,7 @@ class TopicStream(ReaderStream):
             reader.is_caught_up = True
             # The head of a strong view is the last synced record. A tail begins at the last record.
             parts.append(self.caught_up_event(reader, max(page.head_seq, reader.seq)))
+        # One write for all parts, so that the client gets them together.
         if parts:
             self.outbox.write(*parts)
 

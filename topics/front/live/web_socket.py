@@ -96,7 +96,10 @@ class WebSocket(WebSocketStream):
         super().__init__(live, connection.sock, principal, HEARTBEAT_MS / 1000)
         self._connection, self._settings, self._limits = connection, settings, limits
         self._publishes = Publishes(live, settings, self, self._send_answers)
+        # A list, so that the replies of an iteration are sent in one write.
         self._replies: list[bytes] = []  # of this iteration; empty whenever this task waits
+        # Set when the socket may read again: the publishes have fallen below the bounds, or the
+        # client reads.
         self._room = trio.Event()
         self._clock = MessageClock(connection)
         self._held_bytes = 0  # of an incomplete message
@@ -115,6 +118,8 @@ class WebSocket(WebSocketStream):
         self.begin()
         try:
             with self.scope:
+                # The client may send frames right after the handshake. They are in the buffer of
+                # the connection.
                 data = connection.buffer[connection.pos :]
                 connection.buffer, connection.pos = b"", 0
                 await self._serve(WebSocketFrameReader(self._message_max_bytes), data)
@@ -150,6 +155,7 @@ class WebSocket(WebSocketStream):
         try:
             if not await self._handle_frames(frames):
                 return False
+        # The frames before the invalid one were handled, and their replies are sent first.
         except UnicodeDecodeError:
             failure = Close(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
         if failure is not None:
@@ -160,6 +166,7 @@ class WebSocket(WebSocketStream):
         # clock.
         if not reader.is_incomplete or any(frame.opcode < Opcode.CLOSE for frame in frames):
             self._clock.restart()
+        # The ledger is updated only when the number has changed.
         if reader.held_bytes != self._held_bytes:
             self._hold(reader.held_bytes)
         return True
@@ -189,6 +196,7 @@ class WebSocket(WebSocketStream):
         """Wait until the publishes in flight are below the bounds, and the client reads the
         replies.
         """
+        # A loop, because the condition may hold again when this task runs.
         while self._publishes.is_full or self.is_stalled:
             self._room = trio.Event()
             await self._room.wait()
@@ -240,6 +248,7 @@ class WebSocket(WebSocketStream):
         Raise `UnicodeDecodeError` if a text message is not UTF-8.
         """
         try:
+            # Messages are executed in order. A long one waits here, and the later ones with it.
             for number, frame in enumerate(frames, 1):
                 if frame.opcode is Opcode.TEXT:
                     if (waiting := self._command(bytes(frame.data))) is not None:
@@ -248,6 +257,7 @@ class WebSocket(WebSocketStream):
                         self._publishes.flush()
                 elif not self._control(frame):
                     return False
+        # Also after an error: earlier commands get their replies.
         finally:
             self._publishes.flush()
             self._send_replies()
@@ -286,6 +296,7 @@ class WebSocket(WebSocketStream):
 
     def _command(self, message: bytes) -> Coroutine[Any, Any, None] | None:
         """Execute a message. Return a coroutine to await if the command must wait."""
+        # A long message would block the loop while it is decoded.
         if len(message) > self._short_max_bytes:
             return self._long_command(message)
         message.decode()  # raises `UnicodeDecodeError` if it is not UTF-8
@@ -296,6 +307,7 @@ class WebSocket(WebSocketStream):
 
         Other connections run between the steps. Replies to earlier commands are sent first.
         """
+        # Send earlier publishes first, so that the order of messages is kept.
         self._publishes.flush()
         self._send_replies()
         for _ in utf8_steps(message):
@@ -318,6 +330,7 @@ class WebSocket(WebSocketStream):
         try:
             if head.op == "publish":
                 return self._publish(head, request_id, message)
+            # Only a publish may be long.
             if len(message) > (most := self._short_max_bytes):
                 raise too_large(most)
             if head.op == "subscribe":
@@ -346,6 +359,7 @@ class WebSocket(WebSocketStream):
         if not self.live.pressure.is_unthrottled:
             shard = self.live.shards.shard_of(topic)
             self.live.pressure.check_write(self.principal.digest, topic, shard, message)
+        # Copying a long message takes several steps.
         if len(message) > COPY_BYTES:
             return self._publishes.add_long(topic, head.return_seqs, request_id, message)
         self._publishes.add(topic, head.return_seqs, request_id, message)

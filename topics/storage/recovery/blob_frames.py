@@ -69,6 +69,7 @@ def _ext_maps(body: memoryview) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _shapes(body: memoryview, ext_len: int) -> Iterator[tuple[int, int]]:
     """Yield each ``(records, tables)`` for which the last record ends at the end of the body."""
+    # The ends of the records increase. The first value that does not is not an end.
     rest = body[ext_len:]
     before = 0
     for index, (end,) in enumerate(struct.iter_unpack("<I", rest[: len(rest) // 4 * 4]), 1):
@@ -89,6 +90,7 @@ def _flags(ext: dict[str, Any], tables: int) -> Iterator[int]:
     nodes = (RecordFlags.NODES, RecordFlags.ONE_NODE) if "n" in ext else (0,)
     for node, meta in product(nodes, (0, RecordFlags.METAS)):
         flags = int(fixed | node | meta)
+        # Each of the three features has one table.
         if (flags & 7).bit_count() == tables:
             yield flags
 
@@ -100,6 +102,7 @@ def _time(view: RecordsView, first_seq: int) -> int | None:
         ts_ms = view.ts(0)
         nothing = bytes(count)
         ext = view.ext()
+        # Index 0 stands for a record without a node or a tag.
         nodes, tags = [b"", *ext.get("n", ())], [b"", *ext.get("t", ())]
         columns = [
             view.column(flag, 0, count) if flags & flag else nothing

@@ -143,9 +143,12 @@ class LogRepair:
 
     def repair_damage(self, damage: DamagedLog) -> None:
         """Put a LOST frame where the replay stopped. Raise `CannotRepair`."""
+        # Two files claim the same LSNs. It is unknown which one is right, so nothing is planned.
         if damage.end is not None and damage.end < damage.first:
             # A file that overlaps the one before it.
             raise CannotRepair(damage.path, damage.offset, damage.reason)
+        # From here on, three cases: no file contains the LSN, the frame there is intact but does
+        # not follow on the state, or its bytes are damaged.
         file = self._file(damage.first)
         if file is None:
             # No file has this LSN, so a file is missing.
@@ -158,10 +161,13 @@ class LogRepair:
             return
         end = self._end_of_damage(file, damage)
         where = f"{file.path}, offset {file.offset(damage.first)}"
+        # Rebuilt frames come first in the range, and one LOST frame fills the rest. The range
+        # keeps its length, because the LSNs of all later frames must stay valid.
         rebuilt = self._rebuild(damage.first, end)
         losses, note = self._losses(file, damage.first, end, rebuilt)
         rest = damage.first + sum(frame.length for frame in rebuilt)
         # If the LOST frame does not fit after the rebuilt frames, rebuild none.
+        # A LOST frame needs a row for each topic with lost seqs.
         if rest < end and lost_frame_bytes(len(losses)) > end - rest:
             rebuilt, rest = [], damage.first
             losses, note = self._losses(file, damage.first, end, rebuilt)
@@ -175,6 +181,7 @@ class LogRepair:
     def _fill_gap(self, damage: DamagedLog) -> None:
         """Add an image for a missing file of the log."""
         if damage.end is None or damage.end < damage.first + FRAME_HEADER_BYTES:
+            # The gap must have space for at least the header of a LOST frame.
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         folder = self._reader.folders.wal
         self._plan.lines.append(
@@ -215,11 +222,15 @@ class LogRepair:
 
     def _next_intact(self, file: WalFile, lsn: int) -> int | None:
         """Return the LSN of the first intact frame after ``lsn`` in the file, or None."""
+        # Frames begin at multiples of 8 bytes. Other occurrences of the magic are data of
+        # records.
         starts = (lsn + at for at in magics_from(file.view(), file.offset(lsn)) if at)
         return next((at for at in starts if at % 8 == 0 and self._intact(file, at)), None)
 
     def _frames(self, lsn: int) -> Iterator[tuple[WalFile, FrameHeader]]:
         """Yield all intact frames from ``lsn`` on, including those after further damage."""
+        # Scan each file frame by frame. After damage, continue at the next intact frame, so that
+        # one damaged range does not hide the rest of the log.
         for file in self._files:
             at: int | None = max(lsn, file.base)
             while at is not None and file.holds(at, FRAME_HEADER_BYTES):
@@ -238,17 +249,25 @@ class LogRepair:
 
         Seqs of frames in ``rebuilt`` are not lost. The note is "" if nothing else is known.
         """
+        # Collect what the intact frames prove, then try to learn more from the damaged header.
+        # Only a header that the known seqs confirm is used, because a wrong one would report
+        # wrong losses as facts.
         following = self._following(end)
         losses = [*self._known_losses(first, following, rebuilt)]
         rest = end - first - sum(frame.length for frame in rebuilt)
         header = None
+        # With rebuilt frames, the first bytes of the range are known, and the header is not
+        # needed.
         if not rebuilt:
             header = self._corrected(file, first, end) or (
                 self._plausible(file, first, end, losses, following)
             )
         if header is None:
+            # The range has space for one frame only, and that frame has caused these losses.
             if rest < 2 * FRAME_HEADER_BYTES and losses:  # only one frame fits
                 return losses, ""
+            # The content of the range is unknown. A row for topic 0 lets each topic skip seqs,
+            # because a seq that a client has received must never be assigned again.
             # Other topics may have lost records, too.
             losses.append(LostSeqs(0, 0, max_seqs(rest)))
             return losses, ""
@@ -267,6 +286,8 @@ class LogRepair:
             # The log does not contain the records of ephemeral topics.
             if topic.config.durability == "ephemeral":
                 continue
+            # Walk from the head over the rebuilt frames to the next known seq. Each hole is a
+            # loss.
             seq = self._head(topic_id, first) + 1
             for frame in rebuilt:
                 if frame.topic_id == topic_id:
@@ -290,6 +311,8 @@ class LogRepair:
     def _head(self, topic_id: int, lsn: int) -> int:
         """Return the topic's head before the frame at ``lsn``, at which the replay has stopped."""
         topic = self._by_id[topic_id]
+        # If the checkpoint covers the frame, the head in it may include later frames, so it is
+        # not used.
         is_newer = lsn >= self._topics.covered_lsn(topic)
         restored = self._topics.restored_head(topic) if is_newer else 0
         return max(topic.head_seq, topic.start_seq - 1, restored)
@@ -297,6 +320,7 @@ class LogRepair:
     def _following(self, lsn: int) -> dict[int, int]:
         """Return, by topic, the first seq that the next frames from ``lsn`` on assign."""
         found: dict[int, int] = {}
+        # The first frame of a topic after the damage determines where its lost seqs end.
         for file, header in self._frames(lsn):
             if header.kind == FrameKind.TOPIC:
                 found.setdefault(header.topic_id, decode_topic(_body(file, header)).head_seq + 1)
@@ -310,6 +334,9 @@ class LogRepair:
         A frame is returned only if its seqs fit between the known seqs before and after the damage.
         All returned frames together fit into the damaged bytes.
         """
+        # A blob without a frame belongs to a lost frame, or to an append that was never
+        # committed. Both are rebuilt, because they cannot be distinguished and the records are
+        # intact.
         following, space = self._following(end), end - first
         named = {
             (header.topic_id, header.first_seq)
@@ -328,11 +355,15 @@ class LogRepair:
             frame = frame_from(paths[write]) if first_seq > head else None
             if frame is None or frame.length > space:
                 continue
+            # A frame that does not fit between the known seqs would contradict the following
+            # frames.
             last = first_seq + frame.record_count - 1
             if not next_seq or last < next_seq:
                 found.append(frame)
                 heads[topic_id], space = last, space - frame.length
         # The remaining bytes must be none, or enough for a LOST frame.
+        # A rest that is too short for a frame header cannot be filled. Give up frames until it
+        # can.
         while found and 0 < space < FRAME_HEADER_BYTES:
             space += found.pop().length
         return found
@@ -343,6 +374,7 @@ class LogRepair:
         The frame must fill the range from ``first`` to ``end``.
         """
         offset = file.offset(first)
+        # Work on a copy. The image of the file must not change before the plan is complete.
         data = bytearray(file.view()[offset : offset + end - first])
         # Flip each bit of the header in turn, until the checksum of the frame matches.
         for bit in range(8 * FRAME_HEADER_BYTES if len(data) <= CORRECTED_MAX_BYTES else 0):
@@ -350,6 +382,7 @@ class LogRepair:
             found = check_frame(memoryview(data), 0, first, file.seed)
             if isinstance(found, FrameHeader) and found.end == end:
                 return found
+            # Restore the bit before the next one is tried.
             data[bit // 8] ^= 1 << bit % 8
         return None
 
@@ -363,6 +396,8 @@ class LogRepair:
     ) -> FrameHeader | None:
         """Return the header of the damaged frame, if it agrees with the known seqs around it."""
         header = header_at(file.view(), file.offset(first))
+        # Everything that the header repeats from its surroundings must agree: magic, LSN, length
+        # and padding.
         if (
             (header.magic, header.lsn, header.end, header.zero) != (FRAME_MAGIC, first, end, 0)
             or header.kind not in {*FrameKind}
@@ -399,9 +434,13 @@ class LogRepair:
 
         The frames of an unknown topic end at the next frame that creates it.
         """
+        # A frame of a known topic, or of no topic, does not follow on the state. Only this frame
+        # is dropped.
         if header.topic_id in self._by_id or not header.topic_id:
             found = next(self._frames(header.lsn), None)
             return [found] if found is not None else []
+        # The frame that created the topic is lost. The frames of the topic cannot be replayed
+        # without it.
         orphans = []
         for file, each in self._frames(header.lsn):
             if each.topic_id == header.topic_id:
@@ -414,6 +453,7 @@ class LogRepair:
         """Replace the frames that depend on damaged data by LOST frames. Raise `CannotRepair`."""
         blobs = self._reader.blobs
         # The damage is either a blob that frames name, or a frame of the log.
+        # A blob is found by its path, a frame by its file and offset.
         damaged_lsns = {
             blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path
         }
@@ -426,6 +466,8 @@ class LogRepair:
         if not frames:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         self._drop(frames, damage.path, damage.reason)
+        # A damaged blob is renamed, because no frame names it any longer. Other damaged files
+        # stay in place.
         if damage.path not in {file.path for file in self._files}:
             self._plan.add_damaged_file(damage.path, is_kept=not damaged_lsns)
 
@@ -436,6 +478,7 @@ class LogRepair:
             key = self._key(file, header) if header.kind == FrameKind.APPEND else ""
             if key:
                 self._plan.lines.append(f"{file.path}, offset {file.offset(header.lsn)}{key}")
+            # A frame that assigned no seqs still needs a row, so that the frame is valid.
             losses = _assigned_seqs(file, header) or [LostSeqs(header.topic_id, 0, 0)]
             self._write(file, header.lsn, header.end, losses)
 
@@ -460,6 +503,7 @@ class LogRepair:
 
     def _write(self, file: WalFile, first: int, end: int, losses: Sequence[LostSeqs]) -> None:
         """Write a LOST frame that fills the range from ``first`` to ``end``."""
+        # Without space for all rows, a repair would hide losses.
         if lost_frame_bytes(len(losses)) > end - first:
             raise CannotRepair(
                 file.path, file.offset(first), "the LOST frame for all lost seqs does not fit"
@@ -493,6 +537,7 @@ def _assigned_seqs(file: WalFile, header: FrameHeader) -> list[LostSeqs]:
             rows = [(row.topic_id, row.first_seq, seqs or held.skipped) for row in held.rows]
         elif header.kind == FrameKind.APPEND:
             rows = [(header.topic_id, header.first_seq, seqs)]
+        # A LOST frame of an earlier repair also counts: its seqs must remain lost.
         elif header.kind == FrameKind.LOST:
             rows = decode_losses(header, body)
     return [LostSeqs(*row) for row in rows if row[1] and row[2]]

@@ -63,6 +63,8 @@ class LogReplay:
         progress: StartProgress,
     ) -> None:
         self._replay, self._blobs, self._progress = replay, blobs, progress
+        # A later START frame replaces it. Without any, the boot is unknown and counts as another
+        # one.
         self.boot = checkpoint.boot if checkpoint else ""
         # From the checkpoint: the LSN up to which the log was synced, and the first LSN to replay.
         self._promised_lsn, self._from_lsn = (
@@ -78,10 +80,14 @@ class LogReplay:
         Raise `Damaged` if frames are missing or inconsistent. ``folder`` is named in the error if
         the log has no file.
         """
+        # The replay begins in the file that contains the first LSN to replay. Earlier files are
+        # kept for the older checkpoint.
         bases = [file.base for file in files]
         first = max(bisect_right(bases, self._from_lsn) - 1, 0)
         lsn, rest_bytes = self._from_lsn, 0
         self._total_bytes = max(sum(file.size for file in files[first:]), 1)
+        # The files must follow on each other without a hole. The replay stops at the first frame
+        # that is missing or damaged.
         for index, file in enumerate(files[first:], first):
             if file.base != lsn:
                 reason = f"the previous log file ends at {lsn:#x}: a file is missing or truncated"
@@ -96,6 +102,8 @@ class LogReplay:
             rest_bytes = bytes_after(file, lsn)
             if rest_bytes:
                 check_not_synced_beyond(file, lsn, self._promised_lsn, is_last=file is files[-1])
+        # The checkpoint was written after the log was synced up to its LSN, so frames below it
+        # cannot be missing after any crash.
         if lsn < self._promised_lsn:
             reason = f"the log ends at {lsn:#x}, before the checkpoint at {self._promised_lsn:#x}"
             path = files[-1].path if files else folder
@@ -112,8 +120,11 @@ class LogReplay:
 
     def _replay_file(self, file: WalFile) -> int:
         """Replay the frames of a file and return the LSN after the last one."""
+        # Read the file in one pass, with heartbeats, so that a slow disk does not look like a
+        # hanging process.
         file.read_all(self._progress.heartbeat)
         view, base, shift = file.view(), file.base, file.offset(0)
+        # Local names, because the loop runs for millions of frames.
         replay, replay_append, promised = self._replay, append.replay, self._promised_lsn
         report_at = base + REPORT_BYTES
         header = None
@@ -123,22 +134,26 @@ class LogReplay:
                 if header.kind != _APPEND or header.flags & _EXTERNAL:
                     self._replay_frame(header, view, lsn + shift, base)
                 # Most frames are appends without a blob. They are replayed with fewer calls.
+                # None means that the write was skipped. Its key is not collected then.
                 elif (
                     replay_append(replay, header, 0, base, lsn < promised) is not None
                     and header.ext_len
                 ):
                     self._note_key(header, view, lsn + shift)
+                # Progress is reported by bytes, because frames differ in length.
                 if lsn > report_at:
                     report_at = lsn + REPORT_BYTES
                     self._progress.report_share(
                         (self._done_bytes + lsn + shift) / self._total_bytes
                     )
+        # The error names the frame, so that a repair can replace exactly this frame.
         except StateMismatch as error:
             assert header is not None, "a frame was replayed"
             what = f"frame of kind {header.kind} about topic {header.topic_id}"
             reason = f"{what} is inconsistent with the frames before it: {error}"
             offset = file.offset(header.lsn)
             raise DamagedLog(file.path, offset, reason, header.lsn, header.end) from error
+        # The base of a file is synced before the file begins (`Wal._begin_file`).
         # `durable_lsn` never decreases from frame to frame.
         self.durable_lsn = max(self.durable_lsn, base, header.durable_lsn if header else 0)
         self._done_bytes += file.size
@@ -155,6 +170,8 @@ class LogReplay:
             return
         start = offset + FRAME_HEADER_BYTES
         body = view[start : start + header.body_len]
+        # The topic is deleted, together with its blobs and keys. A later topic of this name has
+        # another id.
         if kind == FrameKind.TOPIC_DELETED:
             self._blobs.drop(header.topic_id)
             self.keys.pop(header.topic_id, None)
@@ -174,6 +191,7 @@ class LogReplay:
         generation: int,
     ) -> None:
         """Replay a FORWARD frame. Raise `StateMismatch`."""
+        # All frames that the runs name must exist before a row is applied.
         try:
             held = decode_forward(header, body)
             for run in held.runs:
@@ -189,6 +207,7 @@ class LogReplay:
         The blob is kept even if its topic is deleted. Raise `BadCopies` if there is no such frame,
         for example because a repair has replaced it by a LOST frame.
         """
+        # A frame may only name earlier frames of its own file (`decisions/0058`).
         named = (
             header_at(view, FILE_HEADER_BYTES + lsn - base) if base <= lsn < header.lsn else None
         )
@@ -212,6 +231,7 @@ class LogReplay:
         size = blob_bytes(
             length - BLOB_HEADER_BYTES, header.ext_len, header.record_count, header.flags
         )
+        # Each record has at least one byte.
         if size < header.record_count:
             raise Damaged(path, 0, "blob is shorter than specified in the log")
         return size

@@ -67,6 +67,7 @@ class ShardRepair(RepairPlan):
         super().__init__(shard)
         self._data_dir, self._shards, self._now = data_dir, shards, now
         self._progress = StartProgress(lambda _: None)
+        # Log files whose damage is described already, so that later passes add no second line.
         self._salvaged: set[Path] = set()
         self._found: set[str] = set()  # messages of the damage that earlier passes found
 
@@ -84,6 +85,8 @@ class ShardRepair(RepairPlan):
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
         damaged = [path for path in own_files(folder, CHECKPOINT) if path not in intact]
+        # A start uses an intact checkpoint. Without any, the log from its first frame on is
+        # needed.
         # Damaged checkpoints are not needed if another one is intact.
         if intact:
             self.damaged_files += damaged
@@ -92,8 +95,12 @@ class ShardRepair(RepairPlan):
                 for path in damaged
             ]
         # Each pass replaces the damage that stops a start, until a start succeeds.
+        # Each pass starts from the images of the passes before it, until recovery has no
+        # objection. The passes end, because `_refuse_repeated` stops if the same damage is found
+        # twice.
         while self._find_damage(0):
             pass
+        # Repair for the older checkpoint too, so that a start can still fall back to it.
         if len(intact) > 1:
             self._plan_older(sorted(intact)[-2])
         for path in blobs:
@@ -108,6 +115,7 @@ class ShardRepair(RepairPlan):
 
         Records that its part of the log has lost are stored in segments, so this adds no lines.
         """
+        # Lines of this second run would report losses that did not occur.
         lines = [*self.lines]
         try:
             while self._find_damage(1):
@@ -123,12 +131,16 @@ class ShardRepair(RepairPlan):
         Return False if it rejects nothing. ``age`` 1 selects the checkpoint before the newest.
         """
         try:
+            # `ShardReader` raises only for checkpoints and segments, which this repair cannot
+            # replace.
             reader = ShardReader(self._data_dir, self.shard, self._shards, self._progress, age=age)
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
+        # The images take the place of damaged files.
         reader.files = self._open_log(reader)
         repair = LogRepair(reader, reader.files, self)
         try:
+            # A clean stop is not trusted, so that the blobs are verified completely.
             reader.read(self._now, trusts_stop=False)
         except DamagedLog as damage:
             self._refuse_repeated(damage)
@@ -136,6 +148,7 @@ class ShardRepair(RepairPlan):
         except Damaged as damage:
             self._refuse_repeated(damage)
             repair.drop_dependent_frames(damage)
+        # Recovery accepts the log.
         else:
             self._describe_uncertain_heads(reader)
             if not age:
@@ -147,6 +160,7 @@ class ShardRepair(RepairPlan):
 
     def _refuse_repeated(self, damage: Damaged) -> None:
         """Raise `CannotRepair` if an earlier pass has found the same damage."""
+        # The change of the last pass had no effect, so another pass would have none either.
         if str(damage) in self._found:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         self._found.add(str(damage))
@@ -154,6 +168,7 @@ class ShardRepair(RepairPlan):
     def _open_log(self, reader: ShardReader) -> list[WalFile]:
         """Return the files of the log, in which images replace damaged and missing files."""
         folder, files = reader.folders.wal, []
+        # Below this LSN the log was synced. Frames there are lost, not torn.
         known_to = reader.checkpoint.lsn if reader.checkpoint else 0
         for path in log_paths(folder, self.shard):
             if path not in self.images:
@@ -171,6 +186,7 @@ class ShardRepair(RepairPlan):
                     # Some pages of the file cannot be read.
                     file.close()
                     self._salvage(Damaged(path, at, CANNOT_READ), known_to)
+            # The file was salvaged in this or an earlier pass.
             files.append(self._image_file(path))
         # These files exist only as images, because an earlier pass found them missing.
         missing = self.images.keys() - {file.path for file in files}
@@ -186,12 +202,14 @@ class ShardRepair(RepairPlan):
         Return False if its frames cannot be read because the header is lost.
         """
         path = damage.path
+        # Unreadable pages are zeros in ``data``.
         data = bytearray(MappedFile.of(path).salvage()[0])
         header = _header_of(path, data, self.shard)
         if path not in self._salvaged:
             self.lines.append(f"{path}, offset {damage.offset}: {damage.reason}")
         self._salvaged.add(path)
         if header is None:
+            # The header is lost. The frames cannot be checked without its seed.
             self.damaged_files += [] if path in self.damaged_files else [path]
             if path.suffix != LOG or path != max(log_paths(path.parent, self.shard)):
                 return False  # the next file shows how many frames are missing
@@ -212,6 +230,7 @@ class ShardRepair(RepairPlan):
         have lost as many seqs as the file can contain. The next pass fills the bytes before it.
         """
         base = int(path.stem, 16)
+        # Everything before the checkpoint is known from it. Losses begin there.
         lsn = max(base, known_to)
         size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
         header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
@@ -225,11 +244,13 @@ class ShardRepair(RepairPlan):
 
         No frame names these blobs any longer, and a start would remove them.
         """
+        # Without changes nothing was lost, and a start handles unnamed blobs itself.
         if not self.changed:
             return
         for path in blob_paths(reader.folders.blob):
             topic_id, first_seq = blob_of(path.name) or (0, 0)
             topic = reader.engine.by_id.get(topic_id)
+            # The records of such a blob are in a segment as well.
             is_sealed = topic is not None and first_seq <= topic.sealed_seq
             is_needed = reader.blobs.is_added(topic_id, first_seq) or is_sealed
             if not is_needed and path not in self.damaged_files:
@@ -259,9 +280,12 @@ class ShardRepair(RepairPlan):
 
     def apply(self) -> None:
         """Make the planned changes. After an OSError, a later repair makes the remaining ones."""
+        # File by file in the order of the log. Each replacement is atomic, so an interrupted
+        # repair leaves a state that the next one can handle.
         for path in sorted(self.changed):
             _, data = self.images[path]
             if path.exists():
+                # Keep the damaged file first, so that no step destroys the only copy.
                 preserve_damaged(path)
             file = AtomicFile(path, NEW)
             try:
@@ -308,6 +332,8 @@ def _header_of(path: Path, data: bytearray, shard: int) -> FileHeader | None:
     if path.suffix != LOG or len(data) < FILE_HEADER_BYTES + FRAME_HEADER_BYTES:
         return None
     base, (salt,) = int(path.stem, 16), SALT.unpack_from(data)
+    # With one flipped bit the header was damaged and not exchanged. More than one bit would be a
+    # guess.
     # Try the salt as it is, and then with each of its bits flipped.
     for flipped in (0, *(1 << bit for bit in range(64))):
         header = FileHeader(shard, base, salt ^ flipped, len(data))

@@ -103,10 +103,15 @@ class ShardReader:
         ``data_dir`` may also be the folders that a server holds open. ``age`` 1 selects the
         checkpoint before the newest, which a start uses if the newest is damaged.
         """
+        # Each step below only reads. An object that fails here leaves no open log files.
         self._shard, self._progress = shard, progress
         self.folders = folders = open_folders(data_dir, shard, progress)
+        # The newest intact one is first. A damaged newest checkpoint is not an error if an older
+        # one is intact, because its log is still there.
         intact = checkpoints.intact_checkpoints(folders.checkpoint, progress.heartbeat)
         self.checkpoint = checkpoint = intact[age] if intact else None
+        # The needs of all intact checkpoints: files that only the older one needs must survive,
+        # too.
         self.kept = [
             CheckpointNeeds(each.replay_from, frozenset(each.segments)) for each in reversed(intact)
         ]
@@ -136,18 +141,24 @@ class ShardReader:
         checkpoint, engine, progress, files = (
             *(self.checkpoint, self.engine, self._progress, self.files),
         )
+        # Without a checkpoint, everything must come from the log, from its first frame on.
         if checkpoint is None:
             check_log_start(self.folders, files)
+        # Records are read through this store while frames are replayed.
         engine.store = store = ReplayStore(engine, self.segments, files, self.frames)
         restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
         end = self.replay.run(self.folders.wal, files)
+        # Only now is the end of the log known.
         check_sealed(self.folders.segment, self.segments, end.lsn)
         restore_keys(engine.table, self.segments, *restored, self.replay.keys, now, progress)
+        # The log ends exactly where the last process has stopped. Anything else is the end of a
+        # crash.
         is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
         # After a clean stop, only the headers of blobs are read. The first reader of the records
         # verifies the body.
         is_complete = not (is_clean and trusts_stop)
         for blob_id in progress.over(self.blobs.added()):
+            # A blob is needed only if the log still names it at its end.
             self.blobs.verify(*blob_id, with_body=is_complete)
         return end, is_clean
 
@@ -188,9 +199,13 @@ def recover(
     reader = ShardReader(data_dir, shard, shards, progress)
     folders, segments, engine, files = reader.folders, reader.segments, reader.engine, reader.files
     replay, blobs, kept = reader.replay, reader.blobs, reader.kept
+    # A refused start must leave every file unchanged, so that an operator can copy or repair it.
     try:
         reader.open_log(writable=True)
         end, is_clean = reader.read(now)
+        # Seqs and `$ts` of records in memory were reserved in advance. The decision skips
+        # what may have been used and lost. Under another boot, even written frames may be
+        # lost, because the page cache was.
         frames = start.decide(
             reader.topics,
             now,
@@ -204,14 +219,21 @@ def recover(
     # No error can refuse the start any longer. Files are changed only from here on.
     for folder in progress.over(folders.own, 1):
         make_directory(folder)
+    # Only now does this process own the files.
     for file in files:
         file.take_name()
+    # Remove the torn tail durably before the first new frame. Otherwise a later start could find
+    # an old frame after a new one.
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
+    # In the same boot, the page cache may contain flags whose sync has failed, and the kernel
+    # would not write them again on its own.
     if not is_clean and replay.boot == boot:
         segments.flags.rewrite()
+    # Delete files that no intact checkpoint names. They were unfinished at the crash.
     segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.heartbeat)
     for unfinished in own_files(folders.wal, file_names.NEW_LOG):
         unfinished.unlink()
+    # Blobs whose topic does not reach their seqs belong to appends that were never logged.
     absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
     wal = Wal(
         folders.wal,
@@ -224,6 +246,7 @@ def recover(
         sync_ms=wal_sync_ms,
         check=folders.check,
     )
+    # The START frame is the last one of this start. It identifies the boot to later starts.
     frames.append(start_frame(boot, now.ts))
     unwritten = write_start_frames(wal, folders.checkpoint, frames, progress)
     progress.report_share(1.0)
@@ -259,6 +282,7 @@ def check_log_start(folders: Folders, files: list[WalFile]) -> None:
         )
         for path in reversed(own_files(folder, name))
     ]
+    # The first file has base 0. It proves that nothing was removed from the log.
     if held and not (files and files[0].base == 0):
         reason = (
             "no checkpoint is intact, and the log no longer contains all records; restore a backup"
@@ -272,6 +296,8 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
     Records are sealed only after the log was synced, so the log has lost synced frames.
     """
     named = {segment.path for segment in segments.segments.values()}
+    # Segments of a checkpoint were checked when they were opened. Others belong to a round that
+    # was interrupted after the rewrite.
     for path in sorted({*own_files(folder, file_names.SEGMENT)} - named):
         with contextlib.suppress(BadSegment), path.open("rb") as file:
             sealed_to = decode_header(file.read(HEADER_BYTES)).end
@@ -290,6 +316,7 @@ def write_start_frames(
     Records of `ephemeral` topics are acknowledged without the log, but not before these frames are
     written. The call also creates the reserves. On a full disk the shard creates them later.
     """
+    # Create the reserves before the first frame, while the disk may still have space.
     with contextlib.suppress(OSError):
         progress.heartbeat()
         wal.writer.spares.fill_reserve()
@@ -297,10 +324,12 @@ def write_start_frames(
         checkpoints.reserve_space(checkpoint_folder)
     progress.heartbeat()
     wal.begin(frames)
+    # `wait_synced` raises other errors, which stop the start.
     try:
         wal.wait_synced(progress.heartbeat)
         unwritten = []
     except NoSpace:
         unwritten = frames
+    # The log is known to have space, or to refuse. From now on blobs may end a file.
     wal.rotates_by_blobs = True
     return unwritten

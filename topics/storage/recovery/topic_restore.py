@@ -114,10 +114,13 @@ def restore_topics(
     """
     if checkpoint is None:
         return Restored([], {})
+    # First the state of the shard, because topics are added to its table.
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
     # Without delete flags in the segments, no flag can be ahead of the checkpoint.
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
+    # The flags in segments are written later than the checkpoint, so they may contain later
+    # deletes.
     later_deletes = LaterDeletes()
     if has_deleted:
         find_later_deletes(later_deletes, replay, checkpoint.replay_from, files, progress)
@@ -126,9 +129,13 @@ def restore_topics(
         for number_of_extent, entry in progress.over(
             segments.entries(number), EXTENTS_PER_HEARTBEAT
         ):
+            # The topic of an extent may be deleted. Its records are in the segment until it is
+            # merged.
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 runs = later_deletes.of(entry.topic_id, entry.first_seq, entry.record_count)
+                # Clear the flags of later deletes first. Counts must be those at the time of the
+                # checkpoint.
                 store.restore_live(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 if entry.keys_len:
@@ -140,6 +147,7 @@ def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
     """Restore topics and jobs. Return the idempotency keys, which are restored later."""
     keys: Keys = {}
     for item in items:
+        # Each item has one distinguishing field. Topics are all others.
         if "digests" in item:
             keys.setdefault(item["id"], []).extend(KEY_ROW.iter_unpack(item["digests"]))
         elif "moved" in item:
@@ -170,6 +178,7 @@ def find_later_deletes(
         view = file.view()
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
         for header in progress.over(frames, FRAMES_PER_HEARTBEAT):
+            # Only a delete that is newer than the state of its topic in the checkpoint matters.
             if header.kind == FrameKind.DELETE and header.record_count and replay.is_newer(header):
                 start = file.offset(header.lsn) + FRAME_HEADER_BYTES
                 later_deletes.add(
@@ -239,6 +248,8 @@ def restore_keys(
         topic = table.by_id.get(topic_id)
         if topic is None:
             continue
+        # One list in the order of seqs, because a key that was used twice belongs to the later
+        # write.
         found = [*kept.get(topic_id, ()), *sealed.pop(topic_id, ()), *logged.get(topic_id, ())]
         found.sort(key=_FIRST_SEQ)  # fast, because each source is in order
         valid_topics = _valid_keys(topic, progress.over(found), now)
@@ -254,6 +265,8 @@ def _valid_keys(
     """
     alive_ts, from_seq = _oldest_valid_ts(topic, now), topic.keys_from_seq
     now_ts, ahead_ms = now.ts, now.ms - now.ts
+    # The window uses the monotonic clock. The wall time of a write is converted, and is not in
+    # the future.
     for key, first_seq, count, ts in keys:
         if isinstance(key, str) and is_copy_key(key):
             topic.dedupe.note_copy(key, first_seq)

@@ -67,6 +67,8 @@ class BlobWriter:
 
     def __init__(self, store: BlobStore, topic_id: int, first_seq: int, body_len: int) -> None:
         self._store, self._id, self._body_len = store, (topic_id, first_seq), body_len
+        # The checksum covers the identity of the blob, so a blob under a wrong name is not
+        # accepted.
         self._crc = blob.body_crc(topic_id, first_seq, body_len)
         self._offset = blob.HEADER_BYTES
         self._file = AtomicFile(store.path(topic_id, first_seq), NEW)
@@ -120,6 +122,8 @@ class BlobView(RecordsView):
         """Raise `Damaged`, as each read of the view does. ``on_damage`` is called before."""
         super().__init__(flags, count, ext_len, blob.body_of(file.data))
         self._file, self._on_damage = file, on_damage
+        # The tables precede the records. They are checked now, and the records when they are
+        # read.
         self._tables_end = len(file.data) - len(super().blob)
         self._check_readable(0, self._tables_end)
 
@@ -153,6 +157,8 @@ class _Blob:
     __slots__ = ("is_checked", "is_copied", "length", "lsn", "mapped")
 
     def __init__(self, lsn: int, length: int, is_checked: bool) -> None:
+        # ``lsn`` decides whether an undone or a sealed part of the log names the blob
+        # (`drop_from`, `absorb`).
         self.lsn, self.length, self.is_checked = lsn, length, is_checked
         self.is_copied = False
         self.mapped: MappedFile | None = None
@@ -167,7 +173,9 @@ class BlobStore:
         self.heartbeat: Callable[[], None] = lambda: None
         # Called for damage that a reader finds.
         self.on_damage: Callable[[Damaged], None] = lambda _: None
+        # By topic id and first seq.
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
+        # These need no check, because this process has computed their checksums.
         self._written: set[tuple[int, int]] = set()  # by this process, and not added yet
 
     def path(self, topic_id: int, first_seq: int) -> Path:
@@ -185,6 +193,7 @@ class BlobStore:
 
     def add(self, topic_id: int, first_seq: int, lsn: int) -> None:
         """Add a blob after the log has a frame, at ``lsn``, that names it."""
+        # A blob of this process is intact. Any other one is checked before its first use.
         is_checked = (topic_id, first_seq) in self._written
         self._written.discard((topic_id, first_seq))
         self._held[topic_id][first_seq] = _Blob(lsn, self.length(topic_id, first_seq), is_checked)
@@ -275,6 +284,7 @@ class BlobStore:
         A FORWARD frame names this frame, so copies are read from the blob even after its own topic
         is deleted.
         """
+        # Only the LSN of the frame is known here.
         for seqs in self._held.values():
             for held in seqs.values():
                 held.is_copied |= held.lsn == lsn
@@ -328,6 +338,7 @@ class BlobStore:
         deleted. These files are not removed here: the part of the log that names them is kept while
         the older checkpoint needs it.
         """
+        # Blobs that the log names are in use.
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []
         for path in own_files(self.folder, file_names.BLOB, file_names.NEW_BLOB):
@@ -335,6 +346,8 @@ class BlobStore:
             if path in wanted:
                 continue
             named = blob_of(path.name)
+            # The head tells an absorbed blob from an unfinished one, because its seqs were
+            # assigned.
             if named is not None and named[1] <= heads.get(named[0], 0):
                 # The write was in the log, so its records are in a segment or deleted.
                 absorbed.append(path)

@@ -84,10 +84,15 @@ class Wal:
     ) -> None:
         self.folder, self.shard, self.blobs, self.file_bytes = folder, shard, blobs, file_bytes
         self.frames = frames
+        # The writer thread appends to both lists (`_opened`). The loop removes from their
+        # beginning. The list of bases allows bisection without accessing the files.
         self._files = files
         self._bases = [file.base for file in files]
         self.next_lsn = lsn  # LSN of the next frame
+        # Increased by `flush` and `take_progress`, and never above the frames that were reported
+        # to the loop.
         self.synced_lsn = lsn
+        # Set once by `take_progress`, and never reset.
         self.failed: OSError | None = None
         self._chunks: list[Buffer] = []
         # The current group: frames that are appended and not handed over.
@@ -95,6 +100,8 @@ class Wal:
         self._new_file = False
         self._frees_space = True  # it has only frames of `SPACE_FREEING_KINDS`
         self._no_space = False  # a new file could not be created
+        # The file of the next frame. It may not exist on disk yet, until the writer thread
+        # creates it.
         self._tail: WalFile | None = files[-1] if files else None
         # Bytes that are sealed with the last file in addition to its frames: blobs, and the copies
         # that FORWARD frames render.
@@ -103,6 +110,7 @@ class Wal:
         # while the disk may have no space for a new file.
         self.rotates_by_blobs = False
         # How often the log was resumed after `NoSpace`. LSNs from the resume point on are reused.
+        # The writer drops groups of an earlier era, because their frames were rolled back.
         self._era = 0
         self.writer = WalWriter(
             *(folder, lsn, self._tail, self._opened),
@@ -137,6 +145,7 @@ class Wal:
 
         Then `NoSpace` refuses all of these frames or none. They depend on each other.
         """
+        # Otherwise the frames fit into the current file and stay together without further action.
         if self._tail is not None and not self._tail.holds(self.next_lsn, length):
             self._begin_file(self.next_lsn, length)
 
@@ -147,6 +156,8 @@ class Wal:
         """
         length, lsn = frame.length, self.next_lsn
         file = self._tail
+        # Three reasons for a new file: there is none, the frame does not fit, or blobs have
+        # filled it.
         if (
             file is None
             or not file.holds(lsn, length)
@@ -156,10 +167,13 @@ class Wal:
         # A group may use the reserve only if all of its frames free space.
         if self._frees_space and frame.kind not in SPACE_FREEING_KINDS:
             self._frees_space = False
+        # Count the bytes that are sealed with this file although they are stored elsewhere.
         if frame.flags & _EXTERNAL:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
         elif frame.named_bytes:
             self._blob_bytes += frame.named_bytes
+        # ``synced_lsn`` in the header informs a later start how much of the log was certainly on
+        # the disk when this frame was written (`decisions/0014`).
         self._chunks += encode_frame(frame, lsn, self.synced_lsn, file.seed)
         self.next_lsn = lsn + length
         self.counters.frames += 1
@@ -172,7 +186,10 @@ class Wal:
         )
 
     def end_file(self) -> None:
-        """Treat the current file as full, so that the next frame that may begin a file does."""
+        """Treat the current file as full, so that the next frame that may begin a file does.
+
+        Forwards call this if their frame does not fit into the file whose frames it names.
+        """
         self._blob_bytes = max(self._blob_bytes, self.file_bytes)
         self.rotates_by_blobs = True
 
@@ -191,8 +208,12 @@ class Wal:
 
     def _begin_file(self, lsn: int, length: int) -> WalFile:
         # A file is complete on disk before the next one begins.
+        # Otherwise a power loss could keep the beginning of the next file and lose the end of
+        # this one. A start would then find a hole.
         self.flush(sync=True, immediate=False)
         size = max(self.writer.spares.file_bytes, FILE_HEADER_BYTES + length)
+        # The random seed is part of each checksum. So frames of a file that was used before are
+        # never taken for frames of this one.
         self._tail = WalFile(
             self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
         )
@@ -207,6 +228,7 @@ class Wal:
         caller must commit the frames that the returned progress covers. Without it, the writer
         thread writes the group and `take_progress` returns the progress.
         """
+        # Nothing to write, and nothing to sync.
         if self._tail is None or not (self._chunks or (sync and self.synced_lsn < self.next_lsn)):
             return None
         # A group without frames only requests a sync.
@@ -220,6 +242,7 @@ class Wal:
             self._new_file,
             may_use_reserve=self._frees_space,
         )
+        # The next group begins empty. The writer owns the chunks from now on.
         self._chunks, self._start, self._new_file, self._frees_space = (
             [],
             self.next_lsn,
@@ -236,6 +259,9 @@ class Wal:
 
     def begin(self, frames: Iterable[Frame]) -> None:
         """Hand over the frames of a start before all other frames. They may use the reserve."""
+        # Frames of a start must be written even on a nearly full disk, because nothing can be
+        # acknowledged before them. So the group may use the reserve regardless of the kinds of
+        # its frames.
         for frame in frames:
             self.append(frame)
         self._frees_space = True
@@ -281,11 +307,15 @@ class Wal:
         Frames that were handed over since are dropped. The next frames are appended to the last
         file while they fit, even if blobs have filled it, because deletes free space.
         """
+        # The groups that are still queued belong to the old era and are dropped by the writer.
         self._era += 1
         self._chunks, self._start, self._new_file, self._frees_space = [], lsn, False, True
         self.next_lsn = lsn
         self.writer.resume(lsn)
+        # A file that could not be created is not in the list, so the last file is the tail again.
         self._tail = self._files[-1] if self._files else None
+        # Frames from ``lsn`` on are undone. Blobs and cached frames of them must no longer be
+        # found.
         self.blobs.drop_from(lsn)
         self.frames.drop_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
@@ -349,6 +379,7 @@ class Wal:
 
         Each file comes with the length of its used part, which includes the file header.
         """
+        # The two lists are extended sequentially. The copy of the bases bounds both.
         bases = [*self._bases]  # a copy, because the writer thread appends to the list
         first = max(bisect_right(bases, lsn) - 1, 0)
         files, ends = self._files[first : len(bases)], [*bases[first + 1 :], end]
@@ -372,6 +403,7 @@ class Wal:
 
         The caller must pass them to `SpareFiles.add`.
         """
+        # Locators below ``lsn`` are no longer in the index, so no reader can reach the files.
         detached = self.ending_at(lsn)
         del self._files[: len(detached)], self._bases[: len(detached)]
         self.frames.drop_below(self.oldest_lsn)
@@ -380,6 +412,7 @@ class Wal:
     def ending_at(self, lsn: int) -> list[WalFile]:
         """Return all files whose frames are all below ``lsn``."""
         # The last file is never included, because it is still written.
+        # At least one file always remains, so that the log has a place to continue.
         return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
 
     def wait_synced(self, heartbeat: Callable[[], None] = lambda: None) -> None:
@@ -392,6 +425,7 @@ class Wal:
         poller, beats = select.poll(), 0
         poller.register(self.progress_fd, select.POLLIN)
         while self.synced_lsn < self.next_lsn:
+            # The limit of heartbeats makes the supervisor notice a disk that never replies.
             if not poller.poll(HEARTBEAT_MS if beats < HEARTBEATS_MAX else None):
                 beats += 1
                 heartbeat()
@@ -402,6 +436,8 @@ class Wal:
 
         Raise the error of this last write or sync, unless the log has `failed` before.
         """
+        # The order of a stop: all frames are written and synced, then the threads end, then files
+        # are closed.
         self.flush(sync=True, immediate=False)
         self.writer.stop()
         try:

@@ -69,6 +69,7 @@ class WalFile:
         self.folder, self.header, self.size = folder, header, size
         self.base, self.seed = header.base, header.seed
         self.path = folder / log_name(header.base)
+        # -1 until the file is created or opened.
         self._fd = -1
         self._mapped: MappedFile | None = None
         self.data: memoryview | None = None  # the result of `view`, after its first call
@@ -96,6 +97,8 @@ class WalFile:
         is raised after the rename: the next start may or may not find the file, so nothing may be
         written from its base on.
         """
+        # The file gets its final name when it is complete, so that a crash leaves no half-created
+        # log file.
         pending = spare or self.path.with_suffix(NEW)
         try:
             self._fd = os.open(
@@ -114,6 +117,8 @@ class WalFile:
                 error.errno, f"cannot create a log file: {error.strerror}", str(self.path)
             ) from error
         pending.replace(self.path)
+        # A new name must be durable before frames are written. For a spare, `log_paths` finds the
+        # old name.
         if spare is None or self._is_first():
             sync_directory(self.folder)
 
@@ -139,6 +144,7 @@ class WalFile:
         except BaseException:
             os.close(fd)
             raise
+        # A log file is never shorter than its header specifies (`decisions/0016`).
         size = os.fstat(fd).st_size
         if size < header.size:
             os.close(fd)
@@ -197,6 +203,7 @@ class WalFile:
         """
         mapped, stop = self.mapped(), min(offset + CHECK_STEP_BYTES, self.size)
         start = offset + FRAME_HEADER_BYTES
+        # The usual case: the pages of this frame and of the following ones can be read.
         if mapped.can_read(offset, stop):
             is_last = stop == self.size
             self.checked_from, self.checked_to = offset, stop if is_last else stop - BODY_BYTES

@@ -76,6 +76,7 @@ class WalWriter:
         self._check = check
         self.counters = WalCounters()
         self.spares = SpareFiles(folder, file.size if file else 0, file_bytes)
+        # `state` is shared by the loop and both threads. It has its own lock.
         self.state = WriteState(file, lsn, self.counters)
         self.syncer = Syncer(self.state, check)
         self.hang_watch = HangWatch()
@@ -108,6 +109,7 @@ class WalWriter:
         later.
         """
         state = self.state
+        # The loop may write itself only if it cannot block and cannot overtake the thread.
         if (
             # No other write is in flight, and the write neither takes long nor creates a file.
             state.written == group.start
@@ -117,6 +119,8 @@ class WalWriter:
             and state.synced >= self._sync_wanted
         ):
             if group.sync:
+                # `try_acquire` does not wait. If a sync is running, the loop must not wait for
+                # it.
                 if self._may_sync(group.end) and self.syncer.try_acquire():
                     return self._sync_immediately(group)
             elif not self.syncer.is_syncing():  # during a sync, a write may block
@@ -127,6 +131,7 @@ class WalWriter:
     def put(self, group: WalGroup) -> None:
         """Queue the group for the writer thread. `WriteState.take` returns the progress."""
         if group.sync:
+            # Groups after this one are also passed to the thread until this sync is done.
             self._sync_wanted = group.end
         self._groups.put(group)
 
@@ -136,6 +141,7 @@ class WalWriter:
 
     def _write_immediately(self, group: WalGroup) -> LogProgress | None:
         began = time.perf_counter()
+        # From here until `end`, a thread checks that the call returns (`decisions/0040`).
         self.hang_watch.begin()
         written = self._write([group], immediate=True)
         self.hang_watch.end()
@@ -144,6 +150,7 @@ class WalWriter:
         took_ms = (time.perf_counter() - began) * 1000
         # Without a notification, the writer thread would not plan the background sync of this
         # group.
+        # The thread sleeps without a time limit. It must learn that there are unsynced frames.
         if self._must_notify or group.end - self._notified >= SYNC_BYTES:
             self._must_notify = False
             self._notify(group)
@@ -157,6 +164,7 @@ class WalWriter:
         began = wrote_at = time.perf_counter()
         self.hang_watch.begin()
         try:
+            # A group without frames only requests the sync of earlier frames.
             if group.chunks:
                 if not self._write([group]):
                     return None
@@ -166,6 +174,7 @@ class WalWriter:
         finally:
             self.hang_watch.end()
             self.syncer.release()
+        # The changes may be acknowledged only if no failure has cut the frames in the meantime.
         if not self.state.note_synced_group(group.end):
             return None
         synced_at = time.perf_counter()
@@ -178,6 +187,7 @@ class WalWriter:
         """Notify the writer thread of how far the loop has written."""
         self._notified = group.end
         # An empty group only carries the LSN.
+        # ``start`` equals ``end``, so nothing is written.
         self._groups.put(WalGroup(group.era, group.file, group.end, group.end, [], False, False))
 
     def check(self) -> None:
@@ -187,6 +197,7 @@ class WalWriter:
         this often.
         """
         state = self.state
+        # A broken log writes nothing, so nothing needs a check.
         if state.broken is None:
             try:
                 self._check()
@@ -199,6 +210,8 @@ class WalWriter:
 
         Groups that were handed over since are dropped and will not be synced.
         """
+        # A sync beyond ``lsn`` will never be reported, and the loop would wait for it before each
+        # write.
         self._sync_wanted = min(self._sync_wanted, lsn)
 
     def allocate_files(self) -> bool:
@@ -223,14 +236,18 @@ class WalWriter:
     def _run(self) -> None:
         state = self.state
         while (groups := self._groups.take(self._sync_at)) is not None:
+            # After a failure every group is lost. `state` has the error, which the loop takes.
             if state.broken is not None:
                 return self._groups.discard()
             # Drop the groups of a log that was cut back by `NoSpace`.
+            # The loop rolls these groups back when it takes the error.
             if groups and groups[0].era <= self._failed_era:
                 continue  # handed over before the loop noticed the failure
             try:
                 progress = self._write_and_sync(groups)
             except NoSpace as error:
+                # Groups of this era may still be in the queue. They follow on frames that were
+                # not written.
                 self._failed_era = groups[0].era
                 state.report(LogProgress(state.written, state.synced, 0.0, 0.0, error))
                 continue
@@ -251,6 +268,8 @@ class WalWriter:
         # Groups without frames request a sync, or notify this thread of the loop's writes.
         full = [group for group in groups if group.chunks]
         if groups:
+            # All groups of one call belong to one file, because a new file begins with its own
+            # group.
             self._enter_file(groups[0])
             if full and not self._write(full):
                 return None
@@ -258,14 +277,19 @@ class WalWriter:
         self._wrote_at = time.perf_counter()
         # Do not report more than these groups. The loop may have written a later group whose sync
         # is still in flight.
+        # A later group of the loop is reported by the loop itself.
         written = full[-1].end if full else self.state.written
         sync_ms = 0.0
         if is_requested := any(group.sync for group in groups):
+            # One sync serves all groups of the call. This is the group commit.
             if not self._sync(written):
                 return None
             sync_ms = (time.perf_counter() - self._wrote_at) * 1000
+        # No group waits. The time is up, or the unsynced bytes have reached the limit, above
+        # which a sync takes too long.
         elif self._wrote_at >= self._sync_at or written - self._handed_on >= SYNC_BYTES:
             self._sync_later(written)
+        # Only the loop's notification was handled, and it needs no report.
         if not (full or is_requested):
             return None
         write_ms = (self._wrote_at - began) * 1000
@@ -275,6 +299,7 @@ class WalWriter:
     def _enter_file(self, group: WalGroup) -> None:
         """Switch to the group's file, and create it if it is new. Raise `NoSpace` or OSError."""
         if group.new_file:
+            # `NoSpace` is raised here, before any byte of the group is written.
             self.spares.begin_file(group.file, may_use_reserve=group.may_use_reserve)
             self._on_new_file(group.file)
             self.counters.rotations += 1
@@ -292,6 +317,7 @@ class WalWriter:
 
     def _sync(self, lsn: int) -> bool:
         assert self._file is not None, "a group was submitted"
+        # Note the LSN before the sync. The next plan must not repeat it.
         self._handed_on, self._sync_at = lsn, math.inf
         return self.syncer.sync(self._file, lsn)
 
@@ -318,13 +344,16 @@ class WalWriter:
         ``immediate`` means that the loop writes, so the groups count as reported. Return False if
         the log is broken. The groups' frames are cut then.
         """
+        # The groups follow on each other, so one write covers all of them.
         file, start, end = groups[0].file, groups[0].start, groups[-1].end
         chunks = groups[0].chunks
         if len(groups) > 1:
             chunks = [chunk for group in groups for chunk in group.chunks]
+        # Copying is cheaper than a vectored write of many short buffers.
         if end - start < JOIN_MAX_BYTES:
             chunks = [b"".join(chunks)]
         state = self.state
+        # `begin_write` notes the range, so that a failure during the write knows what to cut.
         if not state.begin_write(file, end):
             return False
         error = None

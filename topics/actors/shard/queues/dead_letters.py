@@ -76,14 +76,17 @@ class DeadLetters(Service):
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
         self._context, self._engine = context, context.engine
         self._note_claimable = note_claimable
+        # A queue has an entry while its task runs. The task removes it at its end.
         self._queues: dict[int, DeadLetterQueue] = {}  # by topic id
         # By shard. Queues are served in the order of their requests.
+        # The limit counts batches in memory. Waiting tasks hold no records.
         self._limiters = defaultdict[int, trio.CapacityLimiter](
             lambda: trio.CapacityLimiter(MOVES_MAX)
         )
 
     async def run(self) -> None:
         """Continue after a restart, first with batches that were in flight."""
+        # Batches in flight come first, because a backup and their queues wait for them.
         queues = [topic for topic in self._engine.topics.values() if topic.jobs is not None]
         for topic in queues:
             if jobs_of(topic).dead_lettering:
@@ -94,9 +97,11 @@ class DeadLetters(Service):
 
     def wake(self, topic: Topic) -> None:
         """Move the dead jobs of the queue, if there are any and no task does."""
+        # The task itself finds later jobs, since it runs until there are none.
         if topic.id in self._queues or not _has_dead(topic):
             return
         queue = self._queues[topic.id] = DeadLetterQueue(topic, _rule(topic.config))
+        # The target may contain copies of this batch, as after an unknown outcome.
         if jobs_of(topic).dead_lettering:  # found by a restart
             queue.is_unsettled = True
             self._context.moves.enter()
@@ -107,6 +112,7 @@ class DeadLetters(Service):
         topic = change.topic
         if topic.jobs is None:
             return
+        # The new config may have another rule. Dead jobs are checked again by the next pass.
         if isinstance(change, PutTopic):
             self._requeue_dead(topic)
         if topic.id in self._queues:
@@ -126,6 +132,7 @@ class DeadLetters(Service):
 
     def _may_move(self, queue: DeadLetterQueue) -> bool:
         rule = _rule(queue.topic.config)
+        # `all(rule)`: there is a dead-letter topic, and the number of deliveries is limited.
         is_valid = queue.rule == rule and all(rule) and not self._context.is_stopping
         return is_valid and _has_dead(queue.topic)
 
@@ -135,14 +142,19 @@ class DeadLetters(Service):
         while self._may_move(queue):
             target = queue.rule[0]
             assert target is not None, "the queue has a dead-letter topic"
+            # A slot for the shard of the target, so that a shard that does not reply stops only
+            # its own moves.
             async with self._limiters[self._context.peers.shard_of(target)]:
                 failure = await self._move_batch(queue, target)
                 # The outcome of some jobs is unknown: repeat the same batch.
                 while jobs_of(topic).dead_lettering and self._may_move(queue):
                     await self._pause(queue, failure)
                     failure = await self._move_batch(queue, target)
+            # The outcome of all jobs of the batch is known, so a backup may run before the next
+            # batch.
             self._settle(queue)
             await self._pause(queue, failure)
+        # A later failure creates a new entry and a new task.
         del self._queues[topic.id]
         self._settle(queue)
         # The config no longer moves these jobs by this rule, so they are claimable again.
@@ -159,6 +171,7 @@ class DeadLetters(Service):
         if failure is None or not self._may_move(queue):
             queue.failure = ""
             return
+        # Log a reason once, and not each attempt.
         if queue.failure != failure.code:
             queue.failure = failure.code
             log.warning(
@@ -167,6 +180,7 @@ class DeadLetters(Service):
                 dead_letter=queue.rule[0],
                 reason=failure.message,
             )
+        # The pause doubles up to the maximum. A successful move resets it.
         queue.retry_s = min(max(2 * queue.retry_s, RETRY_MIN_S), RETRY_MAX_S)
         queue.changed = trio.Event()
         with trio.move_on_after(queue.retry_s):
@@ -180,6 +194,7 @@ class DeadLetters(Service):
         Return the first error if jobs could not be moved.
         """
         topic, context = queue.topic, self._context
+        # Wait first, and then check again, because the config may have changed in the meantime.
         await self._begin(queue)
         if not self._may_move(queue):
             return None
@@ -191,6 +206,7 @@ class DeadLetters(Service):
         moved = await mover.move(context, topic, target, copies, finish_jobs.remove_dead_lettered)
         if moved.seqs:
             queue.retry_s = 0.0
+        # The target has refused these jobs, so it has no copies of them.
         lease_jobs.return_to_dead(topic, moved.refused)
         return next(iter(moved.failures.values()), None)
 
@@ -202,6 +218,7 @@ class DeadLetters(Service):
         """
         held, moves, name = self._context.held, self._context.moves, queue.topic.name
         await held.wait_free(name)
+        # A batch with an unknown outcome must not wait for the backup, which waits for it.
         while moves.is_held and not queue.is_unsettled:
             await moves.wait_free()
             await held.wait_free(name)
@@ -212,6 +229,7 @@ class DeadLetters(Service):
     async def _mark(self, topic: Topic) -> list[RecordCopy] | OSError:
         """Log which jobs are moved now, unless the log contains that. Return copies of them."""
         context = self._context
+        # Without space for the frame no job can be moved.
         refusal = context.disk_space.refusal(grows=False)
         if refusal is not None:
             return refusal
@@ -224,11 +242,13 @@ class DeadLetters(Service):
             jobs = claims.dead(topic, self._engine.store, BATCH_JOBS, COPIES_BYTES, context.now)
         except OSError as error:
             return error
+        # The frame is synced before the first copy (`lease_jobs.begin_dead_lettering`).
         change = lease_jobs.begin_dead_lettering(topic, len(jobs), context.now)
         if change.frames:
             result = await context.commits.submit_and_wait(change)
             if isinstance(result, OSError):
                 return result
+        # Jobs that were removed while the frame was written are left out.
         dying = jobs_of(topic).dead_lettering
         return [self._copy_of(topic, job) for job in jobs if job[0] in dying]
 

@@ -66,6 +66,7 @@ class JobCalls(Service):
             context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
+        # A retry is decided alone, so that its frame may use the reserve of the log.
         if is_retry:  # a retry must not share a group with appends, so it is not gathered
             self._decide_acks(params.topic, [gathered], is_retry=True)
         else:
@@ -89,6 +90,7 @@ class JobCalls(Service):
             for request, _ in acks:
                 context.held.defer_if_held(name, self._ack, request)
             return
+        # The acks of several clients end their leases separately and share one delete.
         begun: list[tuple[JobsCall, list[Lease], list[int]]] = []
         leases: list[Lease] = []
         try:
@@ -100,6 +102,7 @@ class JobCalls(Service):
                 begun.append((request, ended, skipped))
                 leases += ended
             change = finish_jobs.ack(topic, leases, context.now)
+        # The topic was deleted or is not a queue. All requests get the same error.
         except Exception as error:
             for request, _ in acks:
                 answer_error(request, error)
@@ -110,6 +113,7 @@ class JobCalls(Service):
                 for request, _, _ in begun:
                     self._retries.refuse(self._ack, request, result, is_retry=is_retry)
                 return
+            # Computed once for all requests, after the commit.
             ready, in_flight, *_ = self._counters(topic)
             sync_ms = result.sync_ms if topic.config.durable else 0.0
             for request, ended, skipped in begun:
@@ -136,6 +140,7 @@ class JobCalls(Service):
             *(topic, fields.node, fields.seqs, fields.lease_ids, fields.delay_ms, context.now),
             error=fields.error,
         )
+        # The jobs may be claimable immediately, and a stream may have capacity again.
         self._dispatch.note_claimable(topic)
 
         def answer() -> bytes:
@@ -167,6 +172,7 @@ class JobCalls(Service):
 
     def _settle(self, change: LeaseChange, request: JobsCall, answer: Callable[[], bytes]) -> None:
         """Answer when the log has the change, or immediately if the change needs no frames."""
+        # The reply is rendered only when the outcome is known.
         at = request.params.at
 
         def settle(result: LogProgress | OSError) -> None:
@@ -183,6 +189,7 @@ class JobCalls(Service):
     def _leases(self, request: InboundMessage[LeasesParams, LeasesResult]) -> None:
         params = request.params
         topic = self._context.find_queue(params.topic)
+        # Request one more than the page contains, to know whether there is another page.
         found = claims.leases(topic, params.after, params.limit + 1, params.node, self._context.now)
         page = found[: params.limit]
         items = [

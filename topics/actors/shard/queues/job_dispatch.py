@@ -57,8 +57,12 @@ class JobDispatch(Service):
     def __init__(self, context: ShardContext, on_dead: Callable[[Topic], object]) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._on_dead = on_dead
+        # A queue has an entry only while a claimer waits or a work stream is open. `_wait_list`
+        # creates it and `_drop_if_empty` removes it.
         self._wait_lists: dict[int, WaitList] = {}  # by topic id
         self._due: dict[WaitList, None] = {}  # in the order in which iterations serve them
+        # `_lease` and `on_due` add to it. `on_due` resets it, so it is 0 at the start of an
+        # iteration.
         self._spent = 0  # cost of this iteration, of `JOBS_PER_ITERATION`
 
     def __len__(self) -> int:
@@ -71,12 +75,15 @@ class JobDispatch(Service):
 
         Return False if it must join. Raises OSError.
         """
+        # Earlier claimers are served first. A due list anywhere also counts, because it waits for
+        # the cost limit, which this claim would use up.
         topic = claimer.topic
         if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_ITERATION:
             return False
         # With jitter, every claim takes part in a cohort.
         if topic.config.claim_jitter_ms:
             return False
+        # Durable leases need the log. Refuse the claim now if the log accepts no writes.
         if keeps_leases(topic.committed):
             self._context.check_leasable(topic)
         self.is_due = True  # `on_due` resets the cost at the end of the iteration
@@ -102,6 +109,8 @@ class JobDispatch(Service):
     def end_wait(self, claimer: Claimer) -> None:
         """End the claimer's wait: it gets its share of a pending cohort, or no jobs immediately."""
         wait_list = self._wait_lists[claimer.topic.id]
+        # A cohort is being gathered or served, and the claimer may be one of its members.
+        # Answering it now could lose the share that `form_cohort` has assigned.
         if wait_list.window is not None or wait_list.slices is not None:
             wait_list.unserved[claimer] = None
             return
@@ -125,6 +134,7 @@ class JobDispatch(Service):
         self._context.note_changed(topic)
         wait_list = self._wait_lists.get(topic.id)
         if wait_list is None:
+            # Without a wait list, no stream needs to know that it has capacity again.
             jobs_of(topic).leases.loosened.clear()
         elif wait_list not in self._due:
             self._make_due(wait_list)
@@ -154,11 +164,16 @@ class JobDispatch(Service):
 
     def on_due(self) -> None:
         """Serve due wait lists up to the cost limit. The others wait for the next iteration."""
+        # Copy the list, because a visit may add and remove entries. A list that was made due
+        # again during this loop waits for the next iteration, so that a busy queue does not
+        # starve the others.
         for wait_list in tuple(self._due):
             if self._spent >= JOBS_PER_ITERATION:
                 break
             if wait_list in self._due:
                 del self._due[wait_list]
+                # A visit costs time even without jobs. Counting it bounds an iteration with
+                # thousands of empty lists.
                 self._spent += VISIT_COST
                 self._visit(wait_list)
         self._spent = 0
@@ -166,6 +181,7 @@ class JobDispatch(Service):
 
     def on_rollback(self) -> None:
         """End the lists of topics whose creation was undone. Undone leases are claimable again."""
+        # The log has lost a group. Its leases were undone, so their jobs are claimable again.
         for wait_list in tuple(self._wait_lists.values()):
             if wait_list.topic.deleted:
                 self._end(wait_list)
@@ -183,6 +199,7 @@ class JobDispatch(Service):
             # The commit of the delete ends the wait list. If the log loses it, the list is due
             # again.
             return
+        # Expired records and leases first: both change what can be claimed.
         self._context.remove_expired(topic)
         jobs = jobs_of(topic)
         jobs.advance(self._context.now.ms)
@@ -191,6 +208,8 @@ class JobDispatch(Service):
         jobs.leases.loosened.clear()
         if wait_list.waiting:
             self._serve(wait_list)
+        # A claimer begins to wait only after its first attempt, because most claimers are served
+        # in it.
         for claimer in wait_list.joined:
             if claimer in wait_list.waiting:
                 claimer.begin_waiting()
@@ -199,6 +218,8 @@ class JobDispatch(Service):
             self._await_jobs(wait_list)
 
     def _serve(self, wait_list: WaitList) -> None:
+        # Leases that must be durable cannot be granted while the log is closed or the disk is
+        # full.
         try:
             self._context.check_leasable(wait_list.topic)
         except NotReady as error:
@@ -211,6 +232,8 @@ class JobDispatch(Service):
         elif not jitter_ms:
             wait_list.close_window()
             self._serve_in_order(wait_list)
+        # Open a window only if there is a reason: a new claimer, or jobs for the claimers that
+        # wait.
         elif wait_list.window is None and (wait_list.uncounted or self._ready(wait_list.topic)):
             until = trio.current_time() + jitter_ms / 1000
             wait_list.window = self._context.deadlines.call_at(
@@ -219,6 +242,7 @@ class JobDispatch(Service):
 
     def _postpone(self, wait_list: WaitList, error: NotReady) -> None:
         """The shard cannot write: answer the claims with ``error``. Streams wait."""
+        # Copy the list, because `leave` changes it.
         for claimer in tuple(wait_list.waiting):
             if not claimer.is_stream:
                 wait_list.leave(claimer)
@@ -227,16 +251,22 @@ class JobDispatch(Service):
 
     def _serve_in_order(self, wait_list: WaitList) -> None:
         while wait_list.waiting:
+            # The limit of the iteration is reached. Keep the list due, so that it continues
+            # before new claims.
             if self._spent >= JOBS_PER_ITERATION:
                 self._due[wait_list] = None
                 return
             claimer = next(iter(wait_list.waiting))
             if not claimer.capacity:  # the ack that gave it capacity was undone
                 wait_list.leave(claimer)
+            # No job was leased although the limit was not reached: the queue has no further jobs
+            # for now.
             elif not self._claim(wait_list, [Share(claimer, claimer.capacity)], evenly=False) and (
                 self._spent < JOBS_PER_ITERATION
             ):
                 break
+        # All claimers have had their chance. The ones that may not wait are answered without
+        # jobs.
         wait_list.uncounted.clear()
         self._answer_unserved(wait_list, tuple(wait_list.unserved))
 
@@ -249,6 +279,8 @@ class JobDispatch(Service):
     def _distribute(self, wait_list: WaitList) -> None:
         assert wait_list.slices is not None, "a cohort is formed before jobs are distributed"
         has_more = False
+        # A slice contains as many jobs as one iteration can lease. Members that left in the
+        # meantime are left out, and their jobs remain in the queue.
         while wait_list.slices and self._spent < JOBS_PER_ITERATION:
             shares = [
                 share for share in wait_list.slices.popleft() if share.claimer in wait_list.waiting
@@ -261,6 +293,7 @@ class JobDispatch(Service):
             self._due[wait_list] = None
             return
         wait_list.slices = None
+        # Claimers that joined after the cohort was formed wait for the next window.
         self._answer_unserved(
             wait_list, [each for each in wait_list.unserved if each not in wait_list.uncounted]
         )
@@ -271,6 +304,8 @@ class JobDispatch(Service):
         """Lease as `_lease`. If records are unreadable, only these claimers get no jobs."""
         claimers = [share.claimer for share in shares]
         requests = [share.claimer.claim_request(share.max_jobs) for share in shares]
+        # A response has a limit of bytes for each claimer. Together they may not exceed the limit
+        # of an iteration, unless one claimer alone may.
         bounds = [claimer.max_bytes for claimer in claimers]
         max_bytes = min(max(ITERATION_BYTES_MAX, *bounds), sum(bounds))
         try:
@@ -295,6 +330,9 @@ class JobDispatch(Service):
         table, now = self._engine.table, self._context.now
         changes = lease_jobs.claim(table, topic, requests, now, evenly=evenly, max_bytes=max_bytes)
         leased, wait_list = 0, self._wait_lists.get(topic.id)
+        # A change contains the leases of one claimer. The claimer leaves the list before the
+        # commit, so that it is not served twice. If the log loses the leases, `settle` gets the
+        # error.
         for claimer, change in zip(claimers, changes, strict=True):
             if not change.jobs:
                 continue
@@ -310,9 +348,12 @@ class JobDispatch(Service):
             else:  # leases in memory need no commit
                 self._context.note_changed(topic)
                 claimer.settle(change, NO_IO)
+        # The scan has reached its limit of steps. Treat the iteration as used up, so that other
+        # work runs before the scan continues.
         jobs = jobs_of(topic)
         if jobs.steps_left <= 0:
             self._spent = JOBS_PER_ITERATION
+        # The pass has found exhausted jobs. They are moved in their own loop iterations.
         if jobs.dead:
             self._on_dead(topic)
         return leased
@@ -362,7 +403,10 @@ class JobDispatch(Service):
 
     def _end(self, wait_list: WaitList) -> None:
         """End the wait list of a deleted queue."""
+        # A stream may be in both lists. It must get the error once.
         claimers = dict.fromkeys((*wait_list.waiting, *wait_list.streams.values()))
+        # Clear the lists before the errors are sent, because `end` may call `leave` or
+        # `unfollow`.
         wait_list.waiting.clear()
         wait_list.unserved.clear()
         wait_list.streams.clear()

@@ -78,15 +78,20 @@ class Transfer:
         self, request: RedriveCall, topic: Topic, redrive: Redrive, engine: ShardEngine
     ) -> None:
         self.request, self.topic, self.redrive = request, topic, redrive
+        # ``is_answered``: the client has its result, so nothing more is chosen. ``is_stopped``:
+        # the selection is exhausted, or the only target refuses records.
         self.is_answered = self.is_stopped = False
         self.ended = trio.Event()
         self.error: Exception | None = None
         self.moved = self.skipped = 0
         self.reason: SkippedRecord | None = None  # the first record that was skipped
         self.in_flight: set[int] = set()
+        # It is increased after the end only, slice by slice (`count_slice`).
         self._counted = 0  # remaining records among the counted ones
         self._engine = engine
         self._selection = selection.select(topic, engine.store, redrive.before_seq, redrive.match)
+        # Records that could not be chosen because they were busy. They may be free at the end and
+        # then count as remaining.
         self._skipped_seqs: list[int] = []
         self._refused: dict[str, str] = {}  # targets that have refused a record, each with the code
 
@@ -130,6 +135,7 @@ class Transfer:
         """
         assert not self.in_flight, "one window is in flight at a time"
         found: dict[str, list[RecordCopy]] = {}
+        # Three bounds of a window: scanned records, bytes and the limit of the request.
         scanned, size, room = 0, 0, self.redrive.limit - self.moved
         while scanned < WINDOW_RECORDS and size < COPIES_BYTES and len(self.in_flight) < room:
             seqs = self._selection.take(min(READ_RECORDS, room - len(self.in_flight)))
@@ -138,17 +144,21 @@ class Transfer:
             scanned += len(seqs)
             # Records that are leased or already being moved cannot be hidden. They are counted at
             # the end.
+            # `reserve` hides the records from claims, so that no client gets a record that is
+            # being moved.
             free = claims.reserve(self.topic, seqs, now)
             self._skipped_seqs += sorted(set(seqs).difference(free))
             self.in_flight.update(free)
             try:
                 records = dict(claims.records_of(self.topic, self._engine.store, free))
             except OSError:
+                # Put back all records of the window, because none of them has been copied.
                 self._make_visible(tuple(self.in_flight), now)
                 raise
             for seq in free:
                 self._choose_record(seq, records.get(seq), found, now)
             size += sum(map(len, records.values()))
+        # The selection ends, or `refuse` has stopped the redrive.
         self.is_stopped = self.is_stopped or self._selection.is_exhausted
         return found
 
@@ -159,6 +169,7 @@ class Transfer:
         topic, store = self.topic, self._engine.store
         if topic.deleted:
             return False
+        # First the records that were left out, then the records that were never reached.
         if self._skipped_seqs:
             seqs, self._skipped_seqs = (
                 self._skipped_seqs[:SLICE_RECORDS],
@@ -167,11 +178,13 @@ class Transfer:
             self._counted += selection.count_live(topic, store, seqs)
         elif self._selection.is_exhausted:
             return False
+        # The target is still possible, so the rest counts as remaining.
         elif self.redrive.to not in self._refused:
             self._counted += self._selection.count_slice()
         elif topic.jobs is None:  # the only target refuses further records
             self.skipped += self._selection.count_slice()
         else:
+            # In a queue, leased jobs are not skipped: they may come back.
             self._selection.search()
             seqs = self._selection.take()
             busy = claims.count_busy(topic, seqs, now)
@@ -186,11 +199,13 @@ class Transfer:
         if parts is None:
             self.skip(seq, Internal.code, now)  # the record is unreadable
             return
+        # Without a fixed target, the record itself names its source.
         target = source_of(parts.meta) if self.redrive.to is None else self.redrive.to
         code = self._objection(target)
         if code is not None or target is None:
             self.skip(seq, code or NO_SOURCE, now)
             return
+        # The stamp of the dead-letter move is removed, so that the record is as it was.
         parts = parts._replace(meta=unstamped(parts.meta))
         copy = mover.render_copy("redrive", self.topic, seq, parts, create=False)
         found.setdefault(target, []).append(copy)
@@ -210,6 +225,8 @@ class Transfer:
         self._make_visible((seq,), now)
         self.skipped += 1
         skip = SkippedRecord(seq, code)
+        # Report the reason of the lowest seq, so that the result does not depend on the order of
+        # the targets.
         self.reason = skip if self.reason is None else min(self.reason, skip)
 
     def refuse(self, target: str, refused: Mapping[int, TopicsError], now: Now) -> None:
@@ -217,6 +234,7 @@ class Transfer:
         for seq, failure in refused.items():
             self._refused.setdefault(target, failure.code)
             self.skip(seq, failure.code, now)
+        # The only target refuses records. More would be refused, too.
         if self.redrive.to in self._refused:
             self.is_stopped = True
 
@@ -239,6 +257,7 @@ class Redrives(Service):
 
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
         self._context, self._note_claimable = context, note_claimable
+        # An entry exists while a redrive of the topic runs or waits.
         self._locks: dict[int, trio.Lock] = {}  # by topic id
         self._slices = trio.Lock()
 
@@ -250,22 +269,27 @@ class Redrives(Service):
         context, params = self._context, request.params
         context.check_writable()
         redrive = decode_redrive(request.attachment)
+        # Check everything that needs no record before the transfer begins.
         if redrive.to == params.topic:
             raise InvalidRequest("to must differ from the topic in the path", field="to")
         if redrive.to is not None and not covered(redrive.to, params.prefixes):
             raise Forbidden("to is outside the key's prefixes", field="to")
         topic = context.find_topic(params.topic)
+        # The reply may take `TIME_MAX_S` and more, so the timeout of calls does not apply.
         request.disable_timeout()
         request.release()
         transfer = Transfer(request, topic, redrive, context.engine)
         context.start(self._run, transfer)
+        # Two tasks: the moves continue to a safe end even if the reply is sent before.
         context.start(self._answer, transfer)
 
     async def _run(self, transfer: Transfer) -> None:
         lock = self._locks.setdefault(transfer.topic.id, trio.Lock())
+        # One redrive of a topic at a time, since two would choose the same records.
         async with lock:
             while self._may_choose(transfer):
                 await self._move_window(transfer)
+        # No other redrive waits for this lock.
         if not lock.locked():
             self._locks.pop(transfer.topic.id, None)
         transfer.ended.set()
@@ -279,13 +303,17 @@ class Redrives(Service):
         moves, copies = self._context.moves, dict[str, list[RecordCopy]]()
         try:
             await self._run_step(transfer.search)
+            # A backup holds the moves, because a record must not be in both topics, or in none,
+            # in its files.
             await moves.wait_free()
             copies = self._choose(transfer)
         except Exception as error:
             transfer.error = error
+        # Reserving and putting back may have changed which jobs are claimable.
         self._notify_claimable(transfer.topic)
         if copies:
             moves.enter()  # a backup waits until no copy is in flight
+            # All targets in parallel. The nursery ends when the outcome of each record is known.
             async with trio.open_nursery() as nursery:
                 for target, those in copies.items():
                     nursery.start_soon(self._move, transfer, target, those)
@@ -294,6 +322,7 @@ class Redrives(Service):
     def _choose(self, transfer: Transfer) -> dict[str, list[RecordCopy]]:
         context = self._context
         if self._may_choose(transfer):
+            # Expired records must not be moved.
             with context.iteration():
                 context.remove_expired(transfer.topic)
         # The end of the iteration may have deleted the topic.
@@ -323,6 +352,7 @@ class Redrives(Service):
 
         Copies that are still in flight count as remaining until they are moved.
         """
+        # The client gets a result in time. Copies in flight are still finished by `_run`.
         with trio.move_on_after(TIME_MAX_S):
             await transfer.ended.wait()
         transfer.is_answered = True
@@ -330,6 +360,7 @@ class Redrives(Service):
         try:
             if transfer.error is not None:
                 raise transfer.error
+            # Count in slices, so that other requests are served in between.
             while not session.closed:
                 if not await self._run_step(lambda: transfer.count_slice(clock())):
                     break

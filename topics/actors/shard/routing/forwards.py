@@ -79,6 +79,9 @@ class Forwards(Service):
 
     def __init__(self, context: ShardContext, registry: RouterRegistry) -> None:
         self._context, self._engine, self._registry = context, context.engine, registry
+        # A router is in it from the decision of its change until the commit. The source has at
+        # most one forward in flight, but after a timeout it may repeat one whose first attempt is
+        # not committed yet.
         self._pending: set[int] = set()  # routers with a pending change
         # Payloads that the log contains, with the LSN of their frame, by session and batch number,
         # the newest last.
@@ -90,6 +93,8 @@ class Forwards(Service):
         router.serve(FORWARD, self._forward)
 
     def _forward(self, request: ForwardCall) -> None:
+        # First settle the targets that cannot take part. If none is left, the reply has been
+        # sent.
         self._context.check_writable(grows=True)
         params, answers = request.params, _Answers(request)
         takers: dict[int, ForwardDest] = {}  # by the index of the target
@@ -97,18 +102,24 @@ class Forwards(Service):
             taker = self._checked_taker(target, params, partial(answers.settle, index))
             if taker is not None:
                 takers[index] = taker
+        # Copy the attachment only if its records are needed, because it is in memory that is
+        # shared with the sender and is released below.
         records = None
         if takers and params.batch and not self._is_logged(request):
             records = records_in(request.attachment)
         request.release()
         if not takers:
             return
+        # The reply is sent after the commit. A timeout would report an error although the copies
+        # are made.
         request.disable_timeout()
         try:
             if params.trimmed or not params.runs:
                 self._advance(params, takers, answers)
             else:
                 self._copy(request, takers, answers, records)
+        # Any error must settle the request, because the source waits for the reply before it
+        # continues.
         except Exception as error:
             answers.fail(error)
 
@@ -117,6 +128,8 @@ class Forwards(Service):
     ) -> ForwardDest | None:
         """Return the target if it takes part in the forward, or settle it and return None."""
         topic = self._engine.topics.get(target.dest)
+        # The topic was deleted, or deleted and created again. Copies must not go to the new
+        # topic.
         if topic is None or topic.id != target.dest_id:
             settle(ForwardStatus.NO_DEST, Derivation(target.start_seq, 0))
             return None
@@ -126,6 +139,8 @@ class Forwards(Service):
         # A router has at most one pending change, and a held topic accepts no changes.
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
             settle(ForwardStatus.BUSY, at)
+        # The cursor in this shard's log decides. It is committed in the same frame as the copies,
+        # so an equal cursor proves that none of these records has been copied.
         elif at.cursor != params.from_seq:
             settle(ForwardStatus.BEHIND, at)
         elif params.to_seq == params.from_seq:
@@ -136,6 +151,7 @@ class Forwards(Service):
             is_full = params.need and not (has_room and records_left(topic, 1))
             settle(ForwardStatus.FULL if is_full else ForwardStatus.DONE, at, params.need)
         else:
+            # Remove expired records before the capacity is checked, because that may free space.
             self._context.remove_expired(topic)
             return ForwardDest(topic, target.router, at.total, target.name)
         return None
@@ -157,6 +173,8 @@ class Forwards(Service):
         answers: _Answers,
         records: RecordsView | None,
     ) -> None:
+        # The records are either in the log of this shard (their frames are named) or in the
+        # message.
         params = request.params
         try:
             payload = self._payload(request, records)
@@ -166,6 +184,8 @@ class Forwards(Service):
         if payload is None:  # the log has begun another file since the runs were made
             _settle_all_behind(takers, params, answers)
             return
+        # Dests may differ in `$ts`, in free space and in the size of the copies. Each group of
+        # equal dests gets one frame.
         groups: dict[_CopyGroup, dict[int, ForwardDest]] = {}
         copiers: dict[_CopyGroup, Copier] = {}
         plain: Copier | None = None
@@ -183,6 +203,7 @@ class Forwards(Service):
                 at = Derivation(params.from_seq, taker.total)
                 answers.settle(index, ForwardStatus.FULL, at, need)
                 continue
+            # Only some copies fit. The dest takes these, and the cursor stops after them.
             if fits < copier.count:
                 copier = payload.copier(taker.name, fits)
             # Dests whose copies have the same time, number and size share one frame.
@@ -190,6 +211,7 @@ class Forwards(Service):
             groups.setdefault(group_key, {})[index] = taker
             copiers.setdefault(group_key, copier)
         for group_key, group in groups.items():
+            # The first frame contains the payload. The frames of the following groups name it.
             payload = self._copy_group(
                 request, payload, copiers[group_key], group_key, group, answers
             )
@@ -209,6 +231,8 @@ class Forwards(Service):
         """
         params = request.params
         is_all = group_key.copies == payload.records
+        # FULL also reports partial success: the cursor has moved, and the rest remains in the
+        # source.
         status = ForwardStatus.DONE if is_all else ForwardStatus.FULL
         to_seq = params.to_seq if is_all else payload.seq_of(group_key.copies - 1, params.seqs)
         # A frame may only name frames of its own log file.
@@ -223,6 +247,8 @@ class Forwards(Service):
             cursor=to_seq, hop=params.hop, tail_bytes=copier.tail_bytes
         )
         if payload.is_stamped:
+            # With `exactly_once`, each copy has a stamp of its router, source and source seq,
+            # which the frame stores once for all rows.
             body = body._replace(
                 own_stamp=OwnStamp(params.source, params.source_id, params.epoch, ())
             )
@@ -230,6 +256,8 @@ class Forwards(Service):
             self._engine.table, [*takers.values()], copier, body, group_key.ts, self._context.now
         )
         lsn = self._submit(forwarded, params, takers, answers, status)
+        # Later messages of this fan-out contain the same records. Remember the frame, so that
+        # they name it instead of writing the payload again.
         if lsn and body.payload is not None:
             payload = payload._replace(logged_at=lsn)
             if params.batch:
@@ -254,12 +282,15 @@ class Forwards(Service):
             answers.settle(indexes[taker.router], ForwardStatus.FULL, at)
         if not forwarded.changes:
             return 0
+        # From now until `settled`, other forwards of these routers get BUSY.
         self._pending.update(change.router for change in forwarded.changes)
         totals = {taker.router: taker.total for taker in takers.values()}
 
         def settled(change: Forward | Advance, result: LogProgress | OSError) -> None:
             router = change.router
             self._pending.discard(router)
+            # The log has lost the frame, and the change is undone. The source repeats the
+            # forward.
             if isinstance(result, OSError):
                 before = Derivation(params.from_seq, totals[router])
                 answers.settle(indexes[router], ForwardStatus.BUSY, before)
@@ -268,6 +299,7 @@ class Forwards(Service):
 
         commits = self._context.commits
         lsn = commits.submit_forward(forwarded, settled)
+        # Copies use up reserved seqs like other writes. Reserve more before they run out.
         for change in forwarded.changes:
             if isinstance(change, Forward):
                 reserved = reservation.decide(change.topic)
@@ -279,6 +311,8 @@ class Forwards(Service):
 
     def _is_logged(self, request: ForwardCall) -> bool:
         """Return whether the log file contains the payload of this batch."""
+        # After a rollback, remembered LSNs may be beyond the end of the log, or name other
+        # frames.
         if self._losses != self._context.commits.rollback_count:
             self._losses = self._context.commits.rollback_count
             self._logged.clear()
@@ -303,9 +337,12 @@ class Forwards(Service):
         params = request.params
         runs = decode_runs(params.runs)
         if not params.batch:
+            # Without a batch number, the runs name frames of this shard's log by their LSN.
             return self._named(runs, params)
         lsn, view = 0, records
         if view is None:
+            # The records were not sent along, or not copied, because `_is_logged` found them in
+            # the log.
             lsn, view = self._logged[request.session, params.batch]
         return _Payload(runs, (), {0: view}, params, lsn)
 
@@ -315,12 +352,16 @@ class Forwards(Service):
         Runs of copies are resolved to the frames that contain the records.
         """
         wal = self._context.wal
+        # A named frame is not in the current log file, or the file has no space for the new
+        # frame. The source must send the records again.
         if not all(self._may_name(run.lsn, params) for run in runs):
             return None
         stamps: dict[Stamp, int] = {}
         composed = [each for run in runs for each in self._composed(run, stamps)]
         for run in composed:
             header, _ = wal.frame_at(run.lsn)
+            # The records of a long append are in a blob. Keep the blob while the log has the new
+            # frame, which depends on it.
             if header.flags & _EXTERNAL and header.kind == FrameKind.APPEND:
                 wal.blobs.keep_at(run.lsn)
         views = {run.lsn: wal.payload(run.lsn) for run in composed}
@@ -341,9 +382,13 @@ class Forwards(Service):
         seq = run.stamp_seq
         for inner in runs_within(held.runs, run.start, run.stop):
             lsn, drops = inner.lsn or header.lsn, inner.drops | run.drops
+            # The copies get the stamp of this router, and their seqs are those of the forwarded
+            # source.
             if run.stamp == OWN_STAMP:
                 yield inner._replace(lsn=lsn, drops=drops, stamp=OWN_STAMP, stamp_seq=seq)
             else:
+                # The copies keep the stamps of earlier routers, so that their origin remains
+                # visible. Equal stamps are stored once.
                 stamp = 0
                 if inner.stamp:
                     carried = inner_stamps[inner.stamp - 1]
@@ -431,6 +476,7 @@ class _Answers:
     def __init__(self, request: ForwardCall) -> None:
         self._request = request
         self.targets = [*map(ForwardTarget._make, request.params.targets)]
+        # Until an outcome is stored, a target counts as BUSY, which the source repeats.
         self._outcomes = [(int(ForwardStatus.BUSY), 0, 0, 0)] * len(self.targets)
         self._open_count = len(self.targets)
 
@@ -444,5 +490,7 @@ class _Answers:
 
     def fail(self, error: Exception) -> None:
         """Answer with an unexpected error. The source repeats the forward."""
+        # A negative count never reaches 0, so outcomes that are settled later send no second
+        # reply.
         self._open_count = -1
         answer_error(self._request, error)

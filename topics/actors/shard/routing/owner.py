@@ -113,9 +113,13 @@ class RouterOwner(Service):
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._graph, self._peers = context.engine.routers, context.peers
+        # Orders mutations that share a name. `_changing` is held for a shorter time, and orders
+        # all of them.
         self._mutations = Mutations(context)
         self._pushes = Pushes(context, self._note_orphans)
         self._changing = trio.Lock()  # held while the graph is checked and changed
+        # Only shard 0 owns the graph. It sends each shard its routers whenever their link opens,
+        # so a shard that has missed a notification is up to date after it reconnects.
         if context.engine.table.shard == ROUTER_OWNER:
             context.peers.on_open.append(self._pushes.push_all)
 
@@ -135,6 +139,8 @@ class RouterOwner(Service):
         ignored = ignored_in(request.attachment, RouterPatch)
         request.release()
         name = request.params.router
+        # A mutation waits for all mutations that use one of its names: the router, its current
+        # ends and the ends that the patch specifies.
         names = {name, *self._ends_of(name), *filter(None, (patch.source, patch.dest))}
         self._mutations.add(names, partial(self._configure, request, patch, ignored), request)
 
@@ -154,6 +160,8 @@ class RouterOwner(Service):
     def _note_orphans(self, router_ids: Sequence[int]) -> None:
         by_id = self._graph.by_id
         names = {by_id[router_id].name for router_id in router_ids if router_id in by_id}
+        # Routers may have been removed since the shard reported them. An orphan is a router whose
+        # source or dest was deleted.
         self._mutations.add(names, partial(self._remove_orphans, router_ids))
 
     def _ends_of(self, name: str) -> tuple[str, ...]:
@@ -164,11 +172,15 @@ class RouterOwner(Service):
 
     async def _configure(self, request: PutCall, patch: RouterPatch, ignored: bytes) -> None:
         params = request.params
+        # Read the router now and not in `_put`, because earlier mutations of this name have run
+        # since.
         before = self._graph.by_name.get(params.router)
         config = merge(before.config if before else None, patch)
         _check_covered(params.router, config, params.prefixes)
+        # A key must not change a router that it may not see, even if the new ends are permitted.
         if before is not None:
             _check_covered(params.router, before.config, params.prefixes)
+        # An unchanged router is pushed again only if a shard of its ends has missed it.
         if before is None or before.config != config or not self._is_known(before):
             try:
                 await self._make(params.router, config, create_dest=patch.create_dest)
@@ -187,6 +199,8 @@ class RouterOwner(Service):
     async def _make(self, name: str, config: RouterConfig, *, create_dest: bool) -> None:
         """Create or configure the router, and wait until the shards of its ends have it."""
         total = 0  # of incarnations that ended here
+        # An end may be deleted between the look-up and the push. The shards then report the
+        # router as an orphan. It is removed, and the next attempt looks up its ends again.
         for _ in range(ATTEMPTS):
             self._context.check_writable(grows=True)
             source, dest = await self._ends(name, config, create_dest=create_dest)
@@ -194,6 +208,8 @@ class RouterOwner(Service):
             # Another source or dest needs a new incarnation, which begins where the old one stops.
             if before is not None and not _has_ends(before, config, source, dest):
                 counted = await self._counted(before)
+                # The new incarnation is logged before the old one stops. A crash in between
+                # leaves one incarnation.
                 router = self._next(name, config, source, dest, before.base_total + counted)
                 router, others = await self._put_router(router)
                 router = await self._stop_replaced(before, router, counted)
@@ -202,6 +218,8 @@ class RouterOwner(Service):
                 others = []
                 if before != router:
                     router, others = await self._put_router(router)
+            # The shards must have the router before the reply, so that a client that appends
+            # after it gets copies.
             pushes = await self._pushes.push_each([router, *others], [])
             if not any(router.id in push.result.orphans for push in pushes.values()):
                 return
@@ -216,10 +234,14 @@ class RouterOwner(Service):
         These are routers that are now on a cycle and were not before, or the reverse. Raises the
         errors of `RouterGraph.check`.
         """
+        # Check, id and log entry are one step for all mutations. Two concurrent PUTs that were
+        # checked separately could close a cycle together.
         async with self._changing:
             self._check_limits(router.name, router.config)
             if not router.id:
                 router = replace(router, id=self._graph.last_id + 1)
+            # The log's commit changes the graph. Compare it with the routers that were on a cycle
+            # before.
             cyclic = set(self._graph.cyclic)
             await self._log(
                 lambda: router_changes.put(self._engine.table, router, self._context.now)
@@ -246,10 +268,14 @@ class RouterOwner(Service):
     ) -> tuple[EndpointResult, EndpointResult]:
         """Return source and dest, which exist now. A router that is refused creates no topics."""
         source = await self._end(config.source)
+        # First look up both ends without creating any, so that a refused router leaves no new
+        # topics.
         dest = await self._end(config.dest)
         if not dest.id and not create_dest:
             raise TopicNotFound(config.dest)
         self._check_limits(name, config)
+        # Reserve the slots for both ends before one is created. Otherwise the second one could
+        # exceed the limit of topics, and the first one would remain without a router.
         with self._reserve_topics(int(not source.id) + int(not dest.id)) as release:
             if not source.id:
                 source = await self._end(config.source, create=True)
@@ -270,6 +296,8 @@ class RouterOwner(Service):
         if cap is None or not count:
             yield lambda: None
             return
+        # Raises if the limit is reached. Until the ends are created, the slots belong to this
+        # mutation.
         cap.take(count)
         used = count
 
@@ -280,10 +308,12 @@ class RouterOwner(Service):
 
         try:
             yield release
+        # Also after an error. Slots of ends that were created are released already.
         finally:
             cap.release(used)
 
     async def _end(self, topic: str, *, create: bool = False) -> EndpointResult:
+        # The slot in the shard expires before this call does, so a lost reply does not leak it.
         place_until_ms = self._context.clock().ms + RESERVATION_MS if create else 0
         shard, params = self._peers.shard_of(topic), EndpointParams(topic, create, place_until_ms)
         return await call_shard(self._context, shard, ROUTER_ENDPOINT, params)
@@ -328,10 +358,14 @@ class RouterOwner(Service):
         # An error from here on has a small effect: a few records are missing in the total, or are
         # forwarded to both dests.
         with suppress(TopicsError):
+            # The shards of the old ends stop the router when they are notified. The push waits
+            # for forwards in flight.
             pushes = await self._pushes.push_each([], [before])
             # The shard of the old source reports the final total when no forward is in flight.
             shard = self._peers.shard_of(before.source)
             counted = dict(pushes[shard].result.totals).get(before.id, counted)
+            # The head may have grown since the new incarnation was logged. Begin after the
+            # records that the old one may have forwarded.
             source = await self._end(router.source)
             if source.id != router.source_id:
                 return router  # the source was deleted in the meantime, as its shard will report
@@ -372,10 +406,12 @@ class RouterOwner(Service):
         router_ids = [router.id for router in routers]
         self._context.check_writable()
         async with self._changing:
+            # A removal may break a cycle. The routers that were on it stop counting hops.
             cyclic = set(self._graph.cyclic)
             await self._log(
                 lambda: router_changes.remove(self._engine.table, router_ids, self._context.now)
             )
+        # The removal is durable, so the reply need not wait for a shard that is down.
         await self._pushes.push_each(self._cycle_changes(cyclic), routers)
 
     # Show routers
@@ -392,6 +428,8 @@ class RouterOwner(Service):
         try:
             await show()
         except RoutersChanging as error:
+            # The shard of a source lacks a router. A mutation must be pending, or the shard must
+            # reconnect first, so the request runs again after the mutations of these routers.
             self._mutations.add(error.routers, show, request)
         except Exception as error:
             with self._context.iteration():
@@ -452,6 +490,8 @@ class RouterOwner(Service):
             found.update((row[0], row[1:]) for row in answer.stats)
         unknown = [router.name for router in routers if router.id not in found]
         if unknown:
+            # A missing router must not be shown with zero counters, because a client would read a
+            # total that decreases.
             raise RoutersChanging(unknown)
         return [
             Counters(router.base_total + total, lag_records, lag_ms)

@@ -55,11 +55,15 @@ class RouterRegistry(Service):
 
     def __init__(self, context: ShardContext, workers: RouterWorkers) -> None:
         self._context, self._engine, self._workers = context, context.engine, workers
+        # By router id. `_by_source` and `by_dest` have the same rows, and only those with the end
+        # in this shard.
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
         # Routers that feed a topic of this shard.
         self.by_dest: dict[str, dict[int, RouterRow]] = {}
         context.routers_of = self.has_routers
+        # False until the owner has sent its complete list once. Until then, no router counts as
+        # unknown.
         self.has_owner_list = False
         self._removed_dests: set[str] = set()  # dests of routers that the last message removed
 
@@ -99,11 +103,15 @@ class RouterRegistry(Service):
     def _sync(self, request: SyncCall) -> None:
         params = request.params
         rows = [RouterRow._make(fields) for fields in params.routers]
+        # A complete list replaces all routers. Routers that it does not contain were removed
+        # while the shard was not connected.
         removed = set(params.removed)
         if params.is_all:
             removed |= self._rows.keys() - {row.id for row in rows}
         orphans = [row.id for row in rows if not self._set(row)]
         totals: list[tuple[int, int]] = []
+        # The removed routers whose workers are here. The reply follows when all of them have
+        # stopped.
         waiting = removed.intersection(self._workers.known())
 
         def stopped(router: int, total: int) -> None:
@@ -114,6 +122,7 @@ class RouterRegistry(Service):
 
         # The reply waits for the totals of removed routers that have forwards in flight.
         is_waiting = bool(waiting)
+        # The dests of the previous message. Their routers can no longer have a forward in flight.
         removed_dests, self._removed_dests = self._removed_dests, set()
         for router in removed:
             self._drop(router)
@@ -178,6 +187,8 @@ class RouterRegistry(Service):
         routers, now = request.params.routers, trio.current_time()
         if now < until and not all(map(self._is_settled, routers)):
             again = partial(self._answer_stats, request, until)
+            # Poll instead of waiting for an event: the counters are requested rarely, and
+            # forwards are frequent.
             self._context.deadlines.call_at(now + SETTLE_POLL_S, again)
         elif request.is_open and not request.session.closed:
             found = [self._workers.stats(router) for router in routers]
@@ -186,6 +197,7 @@ class RouterRegistry(Service):
     def _is_settled(self, router: int) -> bool:
         """Return whether the counters of a router are known and no forward is in flight."""
         known = self._workers.worker(router)
+        # Without the owner's list, a router may still arrive.
         if known is None:
             return self.has_owner_list
         return known[1].is_known and known[1].state is not WorkerState.IN_FLIGHT
@@ -199,11 +211,14 @@ class RouterRegistry(Service):
         topic = self._engine.topics.get(params.topic)
         if topic is None and not params.create:
             return request.reply(EndpointResult(0, 0, 0))
+        # The topic exists and is durable. Its head is the start of a new router.
         if topic is not None and not topic.pending_sync:
             return request.reply(_end_of(topic))
         if topic is None:
             self._context.check_writable(grows=True)
         # The topic may exist without being durable. Then the change waits until it is.
+        # The decision creates the topic, or repeats its config so that the reply waits for its
+        # sync.
         table, now = self._engine.table, self._context.now
         has_slot = now.ms <= params.place_until_ms
         change = put_topic.decide(table, params.topic, TopicConfigPatch(), now, has_slot=has_slot)

@@ -84,27 +84,54 @@ BatchKey: TypeAlias = tuple[int, int, TagMatch | None, int]
 """Topic id, cursor, filter of the records, highest hop."""
 
 
+# States of a worker (`router_worker.WorkerState`):
+#
+#     set --> READY --taken into a group, sent--> IN_FLIGHT --reply: nothing left to copy--> IDLE
+#               ^                                     |                                        |
+#               |<-----reply: more records to copy----|                                        |
+#               |                                     '--error, busy or full dest--> RETRYING  |
+#               |<----------------its pause is over-----------------------------------'        |
+#               '<------------------new records, another config, cursor to be logged-----------'
+#
+# `remove` is possible in every state. In IN_FLIGHT it is completed when the reply arrives.
 class RouterWorkers(Service):
-    """The routers that have their source in this shard."""
+    """The routers that have their source in this shard.
+
+    All methods run in the shard's loop, so no lock is needed. A worker is in flight at most once.
+    This is what keeps the copies of a router in the order of its source.
+    """
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._shard = context, context.engine.table.shard
         self._sources: dict[int, RouterSource] = {}  # by topic id
+        # By router id. Each worker is also in the ``workers`` of its source.
         self._by_router: dict[int, tuple[RouterSource, RouterWorker]] = {}
+        # A dict is an ordered set here: sources take turns, and a source that is not done goes to
+        # the end.
         self._due: dict[int, None] = {}  # sources, by topic id
         # Sources that wait until replies to other forwards arrive.
         self._blocked: dict[int, None] = {}
+        # None if no round is scheduled. `_plan` sets it and `_work` clears it, so there is at
+        # most one.
         self._next: Deadline | None = None  # deadline of the next round
         # The context's count of appends at the last round, to detect whether clients have written
         # since.
         self._appends_seen = 0
+        # Messages without a reply, to all shards. A round lasts from the first of them until
+        # there are none.
         self._pending_calls = 0  # messages without a reply
+        # Monotonic seconds. ``_free_at``: the time at which the next round may begin while
+        # clients write.
         self._round_start = self._free_at = 0.0
         self._in_flight: Counter[int] = Counter()  # targets in flight, by the dest's shard
+        # Only valid within one iteration. A later append may begin another log file, and a frame
+        # may only name frames of its own file.
         self._named: dict[BatchKey, ForwardBatch] = {}  # batches of this iteration
         self._bodies: dict[
             BatchKey, ForwardBatch
         ] = {}  # batches with their records, the newest last
+        # The number of the last batch with records. A dest's shard recognizes a batch by its
+        # number, so a number is never used twice in a link session.
         self._numbered = 0
         self._unlogged: dict[RouterWorker, None] = {}  # workers whose cursors have skipped records
 
@@ -116,6 +143,8 @@ class RouterWorkers(Service):
         known = self._by_router.get(row.id)
         if known is not None:
             source, worker = known
+            # Take the worker out of its group before its config changes, because the group is
+            # found by it.
             source.unmark_ready(worker)
             worker.configure(row, shard)
             if worker.state in (WorkerState.READY, WorkerState.IDLE):
@@ -137,8 +166,13 @@ class RouterWorkers(Service):
         Only copies in the log have them.
         """
         topic, wal, noted = source.topic, self._context.wal, source.hops
+        # Nothing is to be read if no router writes to the source, or if its hops are known from
+        # here on.
         if topic.derivations is None or cursor >= source.hops_from:
             return
+        # Start again at the earlier cursor. Hops that are known already are taken over, and only
+        # frames that are still in the log can be decoded. Sealed ranges count as direct writes
+        # (`decisions/0027`).
         source.hops, source.hops_from = Hops(), cursor
         for entry in topic.index.from_seq(cursor + 1):
             hop = noted.at(entry.first_seq)[0]
@@ -155,9 +189,11 @@ class RouterWorkers(Service):
         if known is None:
             return
         source, worker = known
+        # Unlink the worker first, so that no reply and no timer makes it ready again.
         source.remove(worker)
         worker.is_removed = True
         self._unlogged.pop(worker, None)
+        # The last router of the source: stop following the commits of the topic.
         if not source.workers:
             del self._sources[source.topic.id]
             source.topic.unfollow(self._source_changed)
@@ -205,6 +241,8 @@ class RouterWorkers(Service):
             for router in tuple(source.workers):
                 self.remove(router, lambda _: None)
         elif not isinstance(change, NON_REMOVING):
+            # Records were removed or the config has changed. A stored batch may contain removed
+            # records, so the batches of this source are built again.
             topic_id = source.topic.id
             for key in [key for key in self._bodies if key[0] == topic_id]:
                 del self._bodies[key]
@@ -226,12 +264,16 @@ class RouterWorkers(Service):
         It then includes the records that were written in the meantime.
         """
         if self._next is None:
+            # Without writes of clients since the last round, no client needs the loop, and the
+            # round begins in the next iteration.
             is_free = self._context.append_count == self._appends_seen
             at = -math.inf if is_free or self._free_at <= trio.current_time() else self._free_at
             self._next = self._context.deadlines.call_at(at, self._work)
 
     def _work(self) -> None:
         self._next, self._appends_seen = None, self._context.append_count
+        # During a stop no forward is started. While a move holds the topics, the round is planned
+        # again.
         if self._context.is_stopping or self._context.moves.defer_if_held(self._plan):
             return
         until = time.perf_counter() + WORK_S
@@ -239,6 +281,7 @@ class RouterWorkers(Service):
         for topic_id in tuple(self._due):
             del self._due[topic_id]
             source = self._sources.get(topic_id)
+            # The budget of the iteration is used up for this source. Others get their turn first.
             if source is not None and not self._feed(source, until):
                 self._due[topic_id] = None  # at the end, after the other sources
             if time.perf_counter() > until:
@@ -257,6 +300,8 @@ class RouterWorkers(Service):
 
         Other shards come first, so that they work in parallel with this one.
         """
+        # Do not copy records whose age has passed, because readers of the source cannot read them
+        # either.
         self._context.remove_expired(source.topic)
         source.wake_idle_workers()
         for has_capacity in (self._has_remote_capacity, self._has_capacity):
@@ -265,6 +310,7 @@ class RouterWorkers(Service):
                 if time.perf_counter() > until:
                     return not source.ready
             self._context.send()
+        # The remaining workers wait for capacity of a shard. A reply makes the source due again.
         if source.ready:
             self._blocked[source.topic.id] = None
         source.drop_hops()
@@ -279,8 +325,11 @@ class RouterWorkers(Service):
         if not first.is_known or first.need:
             self._send_forward(source, workers, ForwardBatch(first.cursor, 0))
             return
+        # All workers of the group have the same key, so one batch serves all of them.
         key = (source.topic.id, first.seen, first.match, first.group_key.hop_max)
         is_local = first.shard == self._context.wal.shard
+        # In this shard, a frame can name records that the log contains. Other shards get the
+        # records in the message.
         batch = self._named.get(key) if is_local else self._body(source, key)
         if batch is None:
             try:
@@ -332,11 +381,14 @@ class RouterWorkers(Service):
         try:
             batch = body_batch(picked, self._context.store, self._numbered + 1)
         except Unreadable:
+            # A record is unreadable. Select again and read each record, so that only the
+            # damaged ones are left out. A second failure is retried later.
             if reads_all:
                 raise
             return self._prepare(source, workers, key, is_local=is_local, reads_all=True)
         self._numbered += 1
         self._bodies[key] = batch
+        # The oldest batches are dropped. They are built again if a slow router still needs them.
         while len(self._bodies) > BATCHES_MAX:
             del self._bodies[next(iter(self._bodies))]
         return batch
@@ -356,10 +408,14 @@ class RouterWorkers(Service):
             )
             return
         is_at_end = picked.to_seq == first.seen
+        # Advance the cursors in memory. Not each skip is logged, because a filter may skip all
+        # records.
         for worker in workers:
             worker.skip_to(picked.to_seq)
             if not is_at_end:
                 source.make_ready(worker)
+            # The skip must be durable: the config has changed, and a restart would otherwise copy
+            # records that the old filter has excluded, or the interval of `_log_later` is over.
             elif worker.must_log and worker.seen > worker.cursor:
                 self._send_forward(source, [worker], ForwardBatch(worker.seen, 0))
             else:
@@ -377,11 +433,14 @@ class RouterWorkers(Service):
         first, row = workers[0], workers[0].row
         for worker in workers:
             worker.state = WorkerState.IN_FLIGHT
+        # The first message after a time without messages begins a round.
         if not self._pending_calls:
             self._round_start = trio.current_time()
         self._pending_calls += 1
         self._context.moves.enter()
         self._in_flight[first.shard] += len(workers)
+        # ``from_seq`` makes the forward idempotent: a dest whose cursor differs reports its
+        # cursor and takes nothing.
         params = ForwardParams(
             source=row.source,
             source_id=row.source_id,
@@ -411,6 +470,7 @@ class RouterWorkers(Service):
         self._in_flight[shard] -= len(workers)
         self._pending_calls -= 1
         self._context.moves.leave()
+        # The last reply ends the round. Compute how long clients keep the loop for themselves.
         if not self._pending_calls:
             now = trio.current_time()
             round_s = now - self._round_start
@@ -423,6 +483,8 @@ class RouterWorkers(Service):
         self._due.update(self._blocked)
         self._blocked.clear()
         if isinstance(answer, TopicsError):
+            # No outcome is known, so the cursors stay. If the copies were made, the dest replies
+            # BEHIND to the next attempt, with its cursor.
             self._retry(source, workers)
         else:
             outcomes = answer.result.outcomes
@@ -430,6 +492,8 @@ class RouterWorkers(Service):
             for worker, (status, cursor, total, need) in zip(workers, outcomes, strict=True):
                 worker.need = need
                 self._settle(source, worker, ForwardStatus(status), cursor, total)
+        # Records may have been written while the forward was in flight. The next round forwards
+        # them.
         if source.ready or source.has_new_records:
             self._due[source.topic.id] = None
         else:
@@ -446,6 +510,7 @@ class RouterWorkers(Service):
         total: int,
     ) -> None:
         has_moved = cursor != worker.cursor
+        # The dest reports its cursor for the first time. It may be below the hops that are known.
         if not worker.is_known:
             self._load_hops(source, cursor)
         # These states report the cursor that the log of the dest contains.
@@ -454,6 +519,8 @@ class RouterWorkers(Service):
         if worker.is_removed:
             worker.end_removal()
             return
+        # FULL, BUSY or NO_DEST: the dest takes nothing now. For NO_DEST, the owner removes the
+        # router soon.
         if status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
             # The dest has accepted some copies, so begin with a short pause.
             if has_moved:
@@ -473,6 +540,7 @@ class RouterWorkers(Service):
             if worker.is_removed:
                 worker.end_removal()
                 continue
+            # The pause doubles from `RETRY_MIN_S` to `RETRY_MAX_S` while the dest takes nothing.
             worker.state = WorkerState.RETRYING
             worker.retry_s = min(max(2 * worker.retry_s, RETRY_MIN_S), RETRY_MAX_S)
             call = partial(self._continue, source, (worker,))
@@ -498,6 +566,7 @@ class RouterWorkers(Service):
         unlogged, self._unlogged = self._unlogged, {}
         for worker in unlogged:
             known = self._by_router.get(worker.row.id)
+            # A worker that is not idle will send a forward anyway, which logs its cursor.
             if known is not None and worker.state is WorkerState.IDLE:
                 worker.must_log = worker.seen > worker.cursor
                 known[0].make_ready(worker)

@@ -40,6 +40,8 @@ class SealingCheck:
 
     def __init__(self, file: WalFile, sealed: LogFile, blobs: BlobStore) -> None:
         self._file, self._sealed, self._blobs = file, sealed, blobs
+        # The scan sets it to the end of the last intact frame. It reaches the end of the sealed
+        # part if nothing is damaged.
         self._reached = file.base  # all frames before it are intact
         self._intact: dict[int, FrameHeader | None] = {}  # checked frames after it
         self._external: list[FrameHeader] = []  # frames whose records are in a blob
@@ -50,6 +52,7 @@ class SealingCheck:
 
     def steps(self) -> Iterator[None]:
         """Run the check. Yields between two steps."""
+        # The usual case: all frames are intact, and no write needs to be looked up.
         yield from self._scan()
         # A frame is damaged. Later frames cannot be found by scanning, but by the index.
         if self._reached < self._sealed.end:
@@ -58,8 +61,11 @@ class SealingCheck:
             self.damage.append(Damaged(self._file.path, offset, reason))
             for span in self._sealed.spans.values():
                 yield from self._check_writes(span.topic)
+        # Frames may be intact while their blobs are not.
         for header in self._external:
             yield from self._check_blob(header)
+        # Only now it is known which blobs are damaged. Copies that are read from them are lost,
+        # too.
         if self._bad_blobs:
             yield from map(self._check_forward, self._forwards)
 
@@ -79,6 +85,8 @@ class SealingCheck:
         frames = scan_frames(view, file.offset(file.base), file.base, file.seed)
         begin = file.base
         while begin < self._sealed.end and (some := [*islice(frames, count)]):
+            # Check a number of frames that takes about `STEP_BYTES`, estimated from the last
+            # step.
             for header in some:
                 self._note(header)
             end = some[-1].end
@@ -98,6 +106,7 @@ class SealingCheck:
     def _check_writes(self, topic: Topic) -> Iterator[None]:
         """Check the topic's writes after the damage, one at a time."""
         for count, entry in enumerate(self._sealed.writes(topic)):
+            # Writes before the damage were checked by the scan.
             if entry.locator >= self._reached and not self._is_intact(entry.locator):
                 self.writes.append((topic, entry))
             if not count % STEP_FRAMES:
@@ -114,11 +123,13 @@ class SealingCheck:
             return False
         if header.kind != FrameKind.FORWARD:
             return True
+        # The copies of a frame are readable only if each frame that it names is intact.
         named = {run.lsn for run in forward_at(self._file, lsn)[1].runs}
         return all(each < self._reached or self._frame(each) for each in named)
 
     def _frame(self, lsn: int) -> FrameHeader | None:
         """Return the frame at ``lsn``, if it is intact."""
+        # Several writes may name the same frame, so each result is kept.
         if lsn not in self._intact:
             file = self._file
             found = None
@@ -152,6 +163,7 @@ class SealingCheck:
 
     def _check_forward(self, header: FrameHeader) -> None:
         _, held = forward_at(self._file, header.lsn)
+        # No copy of this frame is read from a damaged blob.
         if self._bad_blobs.isdisjoint(run.lsn for run in held.runs):
             return
         for row in held.rows:
@@ -165,5 +177,6 @@ class SealingCheck:
         topic = span.topic
         index = topic.index.find(first_seq)
         entry = topic.index.full_entry(index) if index < len(topic.index) else None
+        # The write may have been deleted or evicted since, or be in a segment already.
         if entry is not None and entry.size and entry.locator == locator:
             self.writes.append((topic, entry))

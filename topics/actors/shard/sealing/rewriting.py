@@ -67,7 +67,11 @@ class Rewriting:
         self._engine, self._segments = shard.engine, shard.segments
         self._commits, self._store = commits, commits.store
         self._reclaim, self._pause = reclaim, pause
+        # The running install, or None. `finish_now` completes it at a stop, because the last
+        # checkpoint needs a consistent index.
         self._installing: Iterator[None] | None = None
+        # Numbers are never used twice, also not those of segments that only an older checkpoint
+        # names.
         self._next_number = 1 + max(
             (number for kept in shard.kept for number in kept.segments), default=0
         )
@@ -98,9 +102,12 @@ class Rewriting:
 
         Raises OSError or `Damaged`, and then the state is unchanged.
         """
+        # ``written`` keeps the delete flags as of the build. `_flag_late_deletes` compares them
+        # later.
         began, written = time.monotonic(), Flags()
         segment = await self._build(sources, written)
         try:
+            # Map the new segment and read its table before the index changes. Both may fail.
             mapped = await trio.to_thread.run_sync(MappedSegment, segment)
             extents = defaultdict[int, list[IndexEntry]](list)
             await self.in_steps(_by_topic(segment, extents))
@@ -108,6 +115,7 @@ class Rewriting:
             segment.path.unlink(missing_ok=True)
             raise
         # From here on no file is opened, so the install cannot fail.
+        # The maps are pinned, so that a limit on open maps cannot close them during the install.
         self._segments.maps.pin({**sources.maps, segment.number: mapped})
         self._installing = self._install(sources, segment, extents, written)
         for _ in self._installing:
@@ -126,11 +134,15 @@ class Rewriting:
 
         ``written`` collects its delete flags.
         """
+        # A number is used up even if the build fails, so that no leftover file can be taken for
+        # it.
         number, self._next_number = self._next_number, self._next_number + 1
         writer = await trio.to_thread.run_sync(
             self._segments.begin, number, sources.base, sources.end
         )
 
+        # Called by `build` for each extent. The flags are those of this moment, and later deletes
+        # are added by the install.
         def delete_flags(topic_id: int, first_seq: int, count: int) -> bytearray:
             topic = sources.spans[topic_id].topic
             flags = current_flags(self._store, topic, first_seq, count)
@@ -149,6 +161,7 @@ class Rewriting:
                     await trio.to_thread.run_sync(writer.write, pieces)
                     pieces, size = [], 0
                 else:
+                    # Between two writes, give way after each chunk.
                     await self._pause(step_began)
                 step_began = time.monotonic()
             await trio.to_thread.run_sync(writer.write, pieces)
@@ -176,13 +189,17 @@ class Rewriting:
         extents: dict[int, list[IndexEntry]],
         written: Flags,
     ) -> Iterator[None]:
+        # From here on the segment counts as in use, so that it is not deleted.
         self._reclaim.add_segment(segment.number)
         self._segments.add(segment)
         for span in sources.spans.values():
+            # Topic by topic. Readers may run in between and find some topics in the old place and
+            # some in the new one. Both contain the same records.
             yield from self._install_topic(span, segment, extents.get(span.topic.id, []), written)
         if isinstance(sources, LogFile):
             self._reclaim.seal_up_to(sources.end)
         else:
+            # If an old extent was still named, deleting its segment would lose records.
             assert self._reclaim.are_unused(sources.numbers), "the index refers to no old extent"
             self.merged += len(sources.numbers)
             self.merged_bytes += segment.size
@@ -195,6 +212,7 @@ class Rewriting:
         topic, base = span.topic, segment.header.base
         # Replace some entries of the topic at a time. Each part is consistent on its own.
         for part, first_seq, end_seq in parts(topic, extents, span.first_seq, span.last_seq):
+            # Removed records change the totals of the topic, and the quota must know it.
             before = topic.bytes
             for extent in part:
                 self._flag_late_deletes(topic, extent, written.get((topic.id, extent.first_seq)))
@@ -202,8 +220,11 @@ class Rewriting:
             if topic.bytes != before:
                 self._engine.recharge(topic)
             topic.begin_tags(base, end_seq)  # before this call, the extents are searched for tags
+            # Count the used extents, so that the segment is deleted when the last one is
+            # released.
             self._reclaim.add_extents(segment.number, len(part) - len(unused), unused)
             yield
+        # The segment has the tags now.
         tags = topic.drop_tags(base)
         while tags is not None and tags.free_step():
             yield  # freeing a million small objects in one step would delay appends

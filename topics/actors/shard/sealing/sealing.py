@@ -72,6 +72,17 @@ PAUSE_MAX_S = 0.010
 log = structlog.get_logger()
 
 
+# A round, and how the disk gets space (`_work`):
+#
+#     IDLE --ROUND_INTERVAL_S, tick--> release --> log space --> broken pins --> requested pin
+#       ^                                                                          |
+#       |                              .--burst: wait for its end------------------|
+#       |                              v                                           v
+#       '--- merge if due <-- checkpoint if due <------------- seal full files; a checkpoint
+#                                                              after every FILES_PER_CHECKPOINT
+#
+# An OSError ends a round, and the next one begins after RETRY_INTERVAL_S. If the disk is full, the
+# pin of a backup is broken first, and the round is repeated immediately.
 class Sealing(Service):
     """The task of a shard that moves records from its log into segments."""
 
@@ -82,9 +93,15 @@ class Sealing(Service):
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.rewriting = Rewriting(shard, commits, self.reclaim, self._pause)
         self.merging = Merging(shard, commits, self.reclaim, self.rewriting)
+        # If the log has not grown since, the next round may wait for the common tick of the
+        # process.
         self._seen_lsn = self.wal.next_lsn  # at the last check
+        # The store reports extents and blobs that it no longer needs. `Reclaim` decides when
+        # their files are deleted.
         self.store.on_release = self.reclaim.release_extent
         self.store.on_blobs_removed = self.reclaim.drop_blobs
+        # The request of a backup that waits for the next round, and the function that gets its
+        # result. At most one backup runs at a time.
         self._pin_requests: tuple[Pin, Callable[[OSError | None], object]] | None = None
         self._freed: trio.Event | None = None  # set when the files of a broken pin are deleted
         self._pause_between = trio.CancelScope()  # the pause between two rounds
@@ -108,10 +125,15 @@ class Sealing(Service):
     async def _pin_requested(self) -> None:
         if self._pin_requests is None:
             return
+        # Clear the request first, because `then` may make the next one.
         (pin, then), self._pin_requests = self._pin_requests, None
         error = None
+        # Set the pin before the checkpoint is written: the checkpoint frees files, and the files
+        # that the backup needs must be kept.
         self.reclaim.pin = pin
         try:
+            # The newest checkpoint is sufficient if the backup permits an older state. This saves
+            # writing one.
             if pin.takes_newest and self.checkpoints.newest is not None:
                 pin.checkpoint = self.checkpoints.newest
                 pin.blobs += self.reclaim.absorbed_blobs
@@ -140,10 +162,12 @@ class Sealing(Service):
 
         Return False if another attempt finds no more space, for example because there is no backup.
         """
+        # Nothing was kept, or the log is broken: another attempt would find no additional space.
         if self.wal.failed is not None or not (self._break_pin() or self._freed is not None):
             return False
         assert self._freed is not None, "the pin was broken"
         freed = self._freed
+        # Do not wait for the end of the pause, because a client waits for the space.
         self._pause_between.cancel()
         await freed.wait()
         return True
@@ -158,6 +182,7 @@ class Sealing(Service):
 
     async def _ensure_log_space(self) -> None:
         """Break the pin if the disk has no space for the next log file or the reserve."""
+        # Without a pin there is nothing to break. Without a lack of files there is no reason to.
         if self.reclaim.pin is None or not self.wal.lacks_files:
             return
         if not await trio.to_thread.run_sync(self.wal.allocate_files):
@@ -172,6 +197,8 @@ class Sealing(Service):
         if self._freed is None:
             return
         await self.reclaim.free()
+        # A file is deleted when no kept checkpoint needs it. So as many checkpoints are written
+        # as are kept.
         for _ in range(checkpoints.CHECKPOINTS_KEPT):
             if self.reclaim.has_garbage:
                 await self.checkpoint()
@@ -190,9 +217,12 @@ class Sealing(Service):
     async def run(self) -> None:
         """Seal until cancelled, or until the log is broken."""
         while self.wal.failed is None:
+            # ``begun_lsn``: if the log has not grown by the end of the round, the next one can
+            # wait longer.
             interval_s, begun_lsn = ROUND_INTERVAL_S, self._seen_lsn
             try:
                 await self._round()
+            # The log keeps its files until a later round succeeds.
             except (OSError, Damaged) as error:
                 interval_s = RETRY_INTERVAL_S
                 log.warning("sealing failed", error=str(error), retry_in_s=interval_s)
@@ -203,6 +233,7 @@ class Sealing(Service):
                     await wait_tick()
                 else:
                     await trio.sleep(interval_s)
+        # The log is broken. Waiting writers and backups must not wait forever.
         self._notify_freed()
         if self._pin_requests is not None:
             self._pin_requests[1](self.wal.failed)
@@ -214,6 +245,7 @@ class Sealing(Service):
         """
         losses = self.commits.rollback_count
         try:
+            # Two attempts: the second one uses the space of the broken pin.
             try:
                 await self._work()
             except OSError as error:
@@ -230,10 +262,13 @@ class Sealing(Service):
 
     async def _work(self) -> None:
         """Write delete flags, seal full log files, write a checkpoint and merge, as far as due."""
+        # Cheap steps first. They may free space that the following steps need.
         await self._release()
         await self._ensure_log_space()
         await self._free_broken(is_last=False)
         await self._pin_requested()
+        # The growth since the last round shows a burst. It is measured once, before the round
+        # takes time.
         grown, self._seen_lsn = self.wal.next_lsn - self._seen_lsn, self.wal.next_lsn
         # A short burst is sealed when it is over. A normal backlog is sealed immediately.
         waits = (
@@ -245,6 +280,8 @@ class Sealing(Service):
             with contextlib.suppress(OSError):  # the next checkpoint reports it
                 await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
         sealed, failure = 0, None
+        # Seal file by file, in the order of the log. An error ends the loop, but the checkpoint
+        # below still runs for the files that were sealed.
         try:
             # Write a checkpoint after every few files, so that their log space is freed early.
             for base, end in () if waits else self._ready_files():
@@ -261,6 +298,7 @@ class Sealing(Service):
         await self._free_broken(is_last=True)
         if failure is not None:
             raise failure
+        # Deletes may have left segments with few live records.
         self.merging.check_for_deletes()
         if self.merging.is_due and not waits:
             try:
@@ -291,9 +329,13 @@ class Sealing(Service):
 
     def _ready_files(self) -> Iterator[tuple[int, int]]:
         """Yield ``(base, end)`` of the log files that can be sealed, in order."""
+        # Files below ``replay_from`` are sealed already. They exist because a checkpoint or a pin
+        # needs them.
         for base, end in self.wal.full_files():
             if base < self.reclaim.replay_from:
                 continue
+            # Sealing reads the index, so all changes of the file must be committed. The segment
+            # replaces the file, so the file must be synced.
             if self.commits.reached < end or self.wal.synced_lsn < end:
                 return
             yield base, end
@@ -320,11 +362,13 @@ class Sealing(Service):
 
     async def _seal(self, base: int, end: int) -> None:
         file = LogFile(self.store, base, end)
+        # Find the records first. If none is live, no segment is needed.
         await self.rewriting.find(file)
         if not file.spans:
             # All records of the file are dead. A full disk may have no space for an empty segment.
             self.reclaim.seal_up_to(end)
             return
+        # Check before the rewrite, because the rewrite computes new checksums.
         await self._check(file)
         await self.rewriting.move(file)
 
@@ -348,6 +392,7 @@ class Sealing(Service):
     def _report_lost(self, topic: Topic, entry: IndexEntry) -> None:
         """Report a damaged write as lost to its readers, if the index still names it."""
         index = topic.index.find(entry.first_seq)
+        # The write may have been deleted, or evicted, since the check found it.
         if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:
             mark_damaged(topic, index, self.store)
             self.commits.engine.recharge(topic)

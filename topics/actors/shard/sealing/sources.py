@@ -58,6 +58,8 @@ class LogFile:
         """Find the topics with records. Yields the number of entries of each step."""
         for topic in topics:
             if next(self.writes(topic), None) is not None:
+                # The span is empty until `sources` has built the topic. It then grows to the last
+                # sealed record.
                 first_seq = topic.sealed_seq + 1
                 self.spans[topic.id] = Span(topic, first_seq, first_seq - 1)
             yield 1
@@ -71,6 +73,7 @@ class LogFile:
         """Yield the sources of the segment."""
         for span in self.spans.values():
             topic, seq = span.topic, 0
+            # Look up the next write each time, because writes may be deleted between two steps.
             while (entry := next(self.writes(topic, seq), None)) is not None:
                 first = max(entry.first_seq, topic.start_seq, seq)
                 span.last_seq = first - 1
@@ -81,12 +84,14 @@ class LogFile:
         """Yield writes of contiguous seqs, starting after the last seq of the span."""
         seq = span.last_seq + 1
         for first_seq, count, locator, _, _ in self.writes(span.topic, seq):
+            # A hole in the seqs ends the extent, because an extent contains contiguous seqs.
             if seq < first_seq:
                 break
             view = self._store.records(locator)
             assert isinstance(view, RecordsView), "a write in the log is read through its frame"
             yield view, seq - first_seq, count
             seq = first_seq + count
+        # Known only now, after all slices were taken.
         span.last_seq = seq - 1
 
 
@@ -111,6 +116,7 @@ class Segments:
         first_seq = last_seq = 0
         index = topic.index
         for start, stop in sealed_entries(topic):
+            # Scan the sealed entries for the ones that are in the segments to be merged.
             for number, locator in enumerate(index.locators(start, stop), start):
                 if self._is_in(locator):
                     first, count, _, _ = index.entry(number)
@@ -152,6 +158,8 @@ class Segments:
                     yield ExtentSource(topic_id, first, ())
                     continue
                 seq = entry.first_seq + run[0]
+                # The next run does not follow on the last one. Yield the extent, and begin
+                # another one.
                 if slices and seq != end:
                     yield ExtentSource(topic_id, first, slices)
                     slices = []
@@ -167,6 +175,7 @@ def sealed_entries(topic: Topic) -> Iterator[tuple[int, int]]:
     The topic may change between two steps.
     """
     seq, index = 0, topic.index
+    # Find the position again by seq, because entries may have been removed since the last step.
     while True:
         start = index.find(seq)
         stop = min(start + STEP_ENTRIES, index.find(topic.sealed_seq + 1))
@@ -200,11 +209,13 @@ def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) 
     Records that a cap or their age removed count as deleted.
     """
     flags, end = bytearray(count), first_seq + count
+    # A gap in the index has no live records, so all of its seqs count as deleted.
     for seq, length, locator in topic.index.parts_with_gaps(first_seq, end):
         own = b"\1" * length if locator is None else store.delete_flags(locator)
         start, stop = max(seq, first_seq), min(seq + length, end)
         if own is not None:
             flags[start - first_seq : stop - first_seq] = own[start - seq : stop - seq]
+    # Records below the start have no delete flags of their own.
     below = min(max(topic.start_seq - first_seq, 0), count)
     flags[:below] = b"\1" * below
     return flags
