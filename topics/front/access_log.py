@@ -11,7 +11,7 @@ A stream or WebSocket has one line, written when it ends. Commands on a WebSocke
     request_id   as in the response
     trace        the request's traceparent, if it has one
     key          the first 8 hex digits of SHA-256 of the key's digest, which identify a key and do
-                 not help to guess it; absent without keys and for clients without a valid key
+                 not help to guess it; absent if the client has no valid key
     method       of the request
     route        the name of the route; also topic or router, if the name is valid
     status       of the response; absent if the client disconnected before there was a response
@@ -42,7 +42,7 @@ Level = Literal["off", "audit", "all"]
 
 
 class Subject(NamedTuple):
-    """The object of a request, with the parts that are known."""
+    """The method, route, object and key of a request, as far as they are known."""
 
     method: str = ""
     route: Route | None = None

@@ -18,10 +18,10 @@ Stream = Callable[[Any], Awaitable[None]]
 
 
 class BodyOwner(Protocol):
-    """The owner of the memory of a response body: the `Reply` of a shard, or a substitute."""
+    """The owner of the memory of a response body: the `Reply` from a shard, or a substitute."""
 
     def on_reclaim(self, give_up: Callable[[], object]) -> None:
-        """Call ``give_up`` if the memory is needed. It must soon lead to `release`."""
+        """Call ``give_up`` if the memory is needed. ``give_up`` must soon cause a `release`."""
 
     def release(self) -> None:
         """Release the memory, because the body is no longer needed."""
@@ -31,9 +31,9 @@ class Answer(msgspec.Struct, eq=False):
     """One HTTP response.
 
     The body of a response with a ``reply`` may be in shared memory, so the sender must call `done`
-    afterwards. A ``stream`` follows the head and the body, which then has no length; its
-    ``headers`` are the complete head. ``on_unsent`` is called if the response, or the head of the
-    stream, did not reach the client.
+    afterwards. If there is a ``stream``, it sends data after the head and ``body``. The response
+    then has no Content-Length, and ``media_type`` is ignored. ``on_unsent`` is called if the
+    response, or the head of the stream, did not reach the client.
     """
 
     status: int
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, eq=False):
     on_unsent: Callable[[], None] | None = None
 
     def on_reclaim(self, release: Callable[[], object]) -> None:
-        """Call ``release`` if the shared memory is needed before `done`. It must lead to `done`."""
+        """Call ``release``, which must cause a call of `done`, if the shared memory is needed."""
         if self.reply is not None:
             self.reply.on_reclaim(release)
 
@@ -64,9 +64,9 @@ class Answer(msgspec.Struct, eq=False):
 
 
 def shard_answer(reply: Reply[Any], *, made: Headers = ()) -> Answer:
-    """Return the response with the finished body of a shard.
+    """Return a response with a body that a shard has rendered.
 
-    The status is 201 for a request that has created a resource; ``made`` is then its `location`.
+    If the request has created a resource, ``made`` is its `location`, and the status is 201.
     """
     body = reply.body
     # A body of type `bytes` belongs to the front, so there is no shared memory to release.
@@ -80,7 +80,7 @@ def location(kind: str, name: str) -> Headers:
 
 
 def json_answer(document: dict[str, Any], at: int) -> Answer:
-    """Return a 200 response that the front renders, with the member ``performance``.
+    """Return a 200 response with the JSON of ``document`` and the member ``performance``.
 
     ``at`` is the start of the request in monotonic ns.
     """

@@ -23,7 +23,7 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
     """Return the principal of a request's key.
 
     ``token`` from the query is used only if there is no Authorization header. Raise `Unauthorized`
-    without a known key. If the server has no keys, return `ANYONE`.
+    if the key is missing or unknown. If the server has no keys, return `ANYONE`.
     """
     if not access.enabled:
         return ANYONE
@@ -38,9 +38,9 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
 
 
 def key_of(access: Access, initial_input: bytes) -> bytes | None:
-    """Return the digest of the known key in the start of a request, or None.
+    """Return the digest of the key in the first bytes of a request, or None if no key is known.
 
-    The result only decides which new client is served first. It does not authorize any request.
+    The result determines only which new client is served first. It does not authorize any request.
     """
     if not access.enabled:
         return None

@@ -1,4 +1,4 @@
-"""Limits of request bodies: the maximum length for each route, and the errors above it."""
+"""Limits of request bodies: the maximum length for each route, and the errors for longer bodies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topics.front.route import BodyRule, Route
 SHORT_BODY_BYTES = 128 * 1024  # decoded in one loop iteration: 4 to 9 ms at worst
 WATCH_TOPIC_BYTES = 512  # a name of 255 characters and its start position
 JOB_BYTES = 64  # a seq and a lease_id
-ESCAPED = 8  # the maximum ratio of a JSON string to its text, because of escapes
+ESCAPED = 8  # the maximum ratio of the length of a JSON string, with escapes, to its text
 
 
 class BodyLimits:
@@ -21,13 +21,13 @@ class BodyLimits:
         self._short_max_bytes = short_body_max(settings)
 
     def max_bytes(self, route: Route) -> int:
-        """Return the maximum number of bytes of a body of this route."""
+        """Return the maximum number of bytes of a request body for this route."""
         is_short = route.body is not BodyRule.NONE and not route.long_body
         return self._short_max_bytes if is_short else self._max_bytes
 
 
 def short_body_max(settings: Settings) -> int:
-    """Return the maximum length that a body of any request except an append can need."""
+    """Return the maximum length that a body can need if its route is not a `Route.long_body`."""
     texts = ESCAPED * max(settings.max_tag_bytes, settings.max_node_bytes)
     topics, jobs = settings.max_watch_topics, settings.max_claim
     wanted = max(SHORT_BODY_BYTES, WATCH_TOPIC_BYTES * topics, JOB_BYTES * jobs, texts)
@@ -37,13 +37,14 @@ def short_body_max(settings: Settings) -> int:
 def too_large(limit: int) -> PayloadTooLarge:
     """Return the error for a body above ``limit`` bytes.
 
-    The limit is TOPICS_MAX_BODY_BYTES for appends, and `short_body_max` for other requests.
+    The limit is TOPICS_MAX_BODY_BYTES for routes with `Route.long_body`, otherwise
+    `short_body_max`.
     """
     return PayloadTooLarge(f"the body is larger than {limit} bytes", max=limit)
 
 
 def no_space() -> Throttled:
-    """Return the error for a body that finds no space in the shared memory for long bodies."""
+    """Return the error for a body if the shared memory for long bodies is full."""
     return Throttled(
         "no memory for another large body at the moment", retry_after_ms=RETRY_AFTER_MS
     )

@@ -21,7 +21,7 @@ from topics.formats.api.request_heads import Head, Headers, HeadFields
 from topics.formats.api.response_heads import field_lines
 
 ANY = b"*"
-# Browsers cache a preflight no longer; a removed origin is refused immediately anyway.
+# No browser caches a preflight for longer. A removed origin is refused immediately anyway.
 MAX_AGE_S = 7200
 ALLOWED: Headers = (
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
@@ -56,8 +56,8 @@ class Cors:
         return self._vary() if origin is None else self._lines(origin)
 
     def is_preflight(self, head: Head) -> bool:
-        """Return whether the request is a preflight: a browser requests the permissions of a
-        page.
+        """Return whether the request is a preflight, by which a browser requests the permissions of
+        a page.
         """
         return (
             bool(self._origins)

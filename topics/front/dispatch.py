@@ -9,7 +9,7 @@ returns the call in flight if the call can be abandoned, otherwise None. Or it r
 whose result is the response; then it does not call ``then``.
 
 Requests of the admin plane are served by coroutines (`topics.front.admin`). `Dispatcher.awaited`
-completes their responses, too.
+also completes their responses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GZIP_HEADERS = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 async def compressed(answer: Answer) -> Answer:
     """Return the response with a gzipped body, or unchanged if it is short.
 
-    Raise `NotReady` if the shard goes down and its successor needs the memory of the body.
+    Raise `NotReady` if the shard goes down and its successor needs the memory that holds the body.
     """
     if len(answer.body) < COMPRESS_MIN_BYTES:
         return answer
@@ -100,7 +100,7 @@ class Dispatcher:
     async def run(self, request: Request, body: Body, at: int) -> Answer:
         """Run a request of the data plane in a task. Takes ownership of ``body``.
 
-        ``at`` is the time at which the front had the complete request, in monotonic ns.
+        ``at`` is the time at which the front had received the complete request, in monotonic ns.
         """
         call = answer_of(partial(self.operations[request.route], request, body, at))
         del body  # release it: the shard has a copy, and the result may take a long time
@@ -124,7 +124,7 @@ class Dispatcher:
         return answer
 
     def refused(self, request: Request, failure: TopicsError, at: int) -> Answer:
-        """Convert the failure of an operation to a response. Log an unexpected error of a shard."""
+        """Convert the failure of an operation to a response. Log unexpected errors from shards."""
         if isinstance(failure, Internal) and failure.message != UNEXPECTED:
             # The log of the shard contains the traceback.
             log.error("shard call failed", route=request.route.name, error=failure.message)
@@ -141,7 +141,7 @@ class Dispatcher:
             return self.failed(failure, at)
 
     def failed(self, failure: TopicsError, at: int = 0) -> Answer:
-        """Return the response to an expected failure.
+        """Return the response for an expected failure.
 
         A `NotReady` reports the replay progress (§0.6).
         """

@@ -18,7 +18,7 @@ from topics.front.dispatch import OnResult, Pending
 from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.request import Request
 
-LATE_READ_S: Final = 0.5  # time limit of a call that begins after the waiting calls were ended
+LATE_READ_S: Final = 0.5  # time limit for a call that begins after the waiting calls were ended
 
 
 class WaitingCall:
@@ -44,7 +44,7 @@ class WaitingCall:
             self._shard_call = shard_call
 
     def answered(self, result: Answer | TopicsError) -> None:
-        """Pass on the result of the shard."""
+        """Pass the shard's result to ``then``."""
         self._calls.discard(self)
         self._shard_call = None
         self._then(result)
@@ -85,8 +85,8 @@ class Drain:
         return call
 
     def end_refused(self, check: Callable[[Request], object]) -> None:
-        """Stop the waiting calls whose requests ``check`` refuses, with the exception that it
-        raises.
+        """Stop the waiting calls whose requests ``check`` refuses, with the exception that
+        ``check`` raises.
         """
         for call in [*self._calls]:
             try:

@@ -51,9 +51,9 @@ def status_of(failure: errors.TopicsError) -> int:
 def error_answer(failure: errors.TopicsError, at: int = 0) -> Answer:
     """Return the error envelope as a response.
 
-    ``at`` (monotonic ns) adds the member ``performance``; 0 means that no time was measured. The
-    traceback of the failure is removed, because its frames may refer to the failure, which would be
-    a reference cycle.
+    The body has the member ``performance`` if the start of the request, ``at`` (monotonic ns), is
+    not 0. The traceback of the failure is removed, because its frames may refer to the failure,
+    which would be a reference cycle.
     """
     failure.__traceback__ = None
     error: dict[str, Any] = {"code": failure.code, "message": failure.message}
@@ -85,6 +85,6 @@ def _headers(status: int, failure: errors.TopicsError) -> Headers:
 def retry_after_s(retry_after_ms: float) -> int:
     """Return the value of Retry-After in seconds, rounded up, at least 1.
 
-    A client would retry in a tight loop with 0.
+    With 0, a client would retry in a tight loop.
     """
     return max(1, math.ceil(retry_after_ms / 1000))

@@ -159,7 +159,7 @@ class Guard:
             return None
 
     def subject_of(self, head: Head) -> Subject:
-        """Return the object of a head that was not admitted, for the access log. Raises nothing."""
+        """Return the access log's `Subject` for a head that was not admitted. Never raises."""
         try:
             matched = self._match(head.method, head.target)
         except TopicsError:
@@ -256,7 +256,7 @@ def _check_name(matched: RouteMatch) -> None:
 
 
 def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType | None]:
-    """Return whether the body is gzipped, and the error of its media type.
+    """Return whether the body is gzipped, and the error for its media type, if any.
 
     A wrong type is raised immediately, except for a chunked body, because it may be empty.
     """

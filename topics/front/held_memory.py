@@ -9,7 +9,7 @@ complete request (`UnreadInput`).
     a client, after its first block     `BACKLOG_MAX_BYTES`
     unread input of all clients         TOPICS_MAX_HELD_BYTES
 
-    a sum of clients holds    disconnected, slowest first                     new long responses
+    a group's held memory     disconnected, slowest first                     new long responses
     up to half of its bound   no client                                       sent
     up to its bound           clients that need longer than `TURNOVER_MAX_S`  sent
     more                      clients, until the sum is within the bound      refused (`refusal`)
@@ -34,7 +34,7 @@ from topics.front.transfer_rate import TransferRate
 DEFAULT_MAX_BYTES = 96 << 20
 BACKLOG_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
-STALL_MAX_S = 30.0  # §7.6; the largest age of the oldest unsent byte
+STALL_MAX_S = 30.0  # §7.6; the maximum age of the oldest unsent byte
 UNREAD_MIN_BYTES = 1024  # less unread input of one client is not counted
 READ_MIN_BYTES_PER_S = 16 * 1024  # `STALL_MAX_S` grows by one second for each 16 KiB read
 
@@ -111,7 +111,7 @@ class UnreadInput:
     def keep(self, client: Client, key: bytes, length: int) -> None:
         """Set the number of unread bytes of this client, whose key is ``key``, to ``length``.
 
-        A few bytes do not count, because the connection itself uses more memory.
+        Less than `UNREAD_MIN_BYTES` is not counted, because the connection itself uses more memory.
         """
         _, before = self._kept.get(client, (key, 0))
         if length >= UNREAD_MIN_BYTES:
@@ -158,7 +158,7 @@ class HeldMemory:
         self.on_excess: Callable[[], None] = _nothing
         self.unread = UnreadInput(most, lambda: self.on_excess())
         self._all = _Sum(most)
-        self._keys: dict[bytes, _Sum] = {}  # keys with held memory; b"" without keys
+        self._keys: dict[bytes, _Sum] = {}  # by key; b"" is for clients that have no key
         self._overlong: list[Holding] = []  # holdings above `BACKLOG_MAX_BYTES`
 
     @property
@@ -174,7 +174,8 @@ class HeldMemory:
         holding = Holding(client, key, now)
         of_key = self._keys.get(key)
         if of_key is None:
-            # A key may use half of the total bound. Without keys, only the total bound applies.
+            # A key may use half of the total bound. For clients that have no key, only the total
+            # bound applies.
             of_key = self._keys[key] = _Sum(self._all.most // 2 if key else 0)
         of_key.holdings.add(holding)
         self._all.holdings.add(holding)
@@ -216,8 +217,8 @@ class HeldMemory:
             del self._keys[holding.key]
 
     def refusal(self, key: bytes, length: int) -> Throttled | None:
-        """Return the error if a bound permits no response or page of ``length`` bytes to a client
-        of the key.
+        """Return the error if holding a response or page of ``length`` bytes for a client with this
+        key would exceed a bound, otherwise None.
 
         A key without held memory is never refused.
         """

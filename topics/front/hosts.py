@@ -3,11 +3,11 @@ that do more than return a document.
 
     accepted names         when
     loopback names and     TOPICS_ALLOWED_HOSTS is set, or there are no keys and the server
-      those of the setting   listens on loopback
+      names in the setting   listens on loopback
     any name               otherwise, and with ``*`` in the setting
 
 In DNS rebinding a foreign name resolves to 127.0.0.1, so that a browser treats this server as the
-foreign site. A request without a name (HTTP/1.0) passes, because no browser sends one.
+foreign site. A request that has no host name (HTTP/1.0) passes, because no browser sends one.
 
 A browser sends some requests of a page to any site without a preflight. They change data or hold
 resources of the server even though the page cannot read the response: a work stream (a GET that
@@ -41,8 +41,8 @@ from topics.errors import Forbidden
 from topics.formats.api.request_heads import HeadFields
 
 AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^][/:@?#\s]+)(?::[0-9]*)?")
-AUTHORITY_MAX_BYTES = 255 + 6  # the longest name of DNS, and a port
-SHOWN_MAX = 100  # characters of a name that a message repeats
+AUTHORITY_MAX_BYTES = 255 + 6  # the longest DNS name, and a port
+SHOWN_MAX = 100  # characters of a name that an error message contains
 ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
 LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
 SAME_ORIGIN = b"same-origin"  # values of Sec-Fetch-Site

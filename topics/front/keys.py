@@ -20,7 +20,7 @@ class KeySource(Protocol):
 
     @property
     def access(self) -> Access:
-        """The keys at the start."""
+        """The keys at startup."""
 
     def changed(self) -> Access | None:
         """Return the keys if they have changed since the last call, otherwise None."""

@@ -1,4 +1,4 @@
-"""Limits of single clients (§11): requests in flight, streams, watch sessions and connections.
+"""Limits on clients (§11): requests in flight, streams, watch sessions and connections.
 
     kind          total cap                     cap for each key                    acquired by
     requests      -                             TOPICS_MAX_INFLIGHT_PER_KEY         the guard
@@ -21,7 +21,7 @@ from topics.front.error_answers import RETRY_AFTER_MS
 
 
 class Cap(NamedTuple):
-    """A cap with its public name. ``most`` 0 means no cap."""
+    """A cap, with its name in error responses. ``most`` 0 means no cap."""
 
     name: str
     most: int
@@ -43,7 +43,7 @@ class Slots:
     ) -> None:
         """``message`` is the text of the error.
 
-        ``retry_after_ms`` None: not in the error's detail.
+        If ``retry_after_ms`` is None, it is not a member of the error's detail.
         """
         self.in_all, self.per_key = in_all, per_key
         self._message, self._retry_after_ms = message, retry_after_ms
@@ -80,7 +80,7 @@ class Slots:
             raise self._throttled(per_key)
 
     def add(self, principal: Principal) -> None:
-        """Acquire a slot without a check, right after `check`."""
+        """Acquire a slot that `check` has just found free."""
         self.used += 1
         if principal is not ANYONE:
             self._by_key[principal.digest] = self.used_by(principal) + 1
@@ -115,7 +115,7 @@ class FrontSlots:
 
 
 def make_slots(settings: Settings, connections_max: int) -> FrontSlots:
-    """Return slots with the caps of the settings."""
+    """Return slots with the caps from the settings."""
     return FrontSlots(
         requests=Slots(
             "this key has too many requests in flight",

@@ -1,4 +1,4 @@
-"""Content negotiation: media type and coding of bodies, coding of responses (RFC 9110 §8, §12)."""
+"""Content negotiation: media types and codings of requests and responses (RFC 9110 §8, §12)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics.formats.api.response_heads import JSON
 JSON_MEDIA = re.compile(
     rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE
 )
-ACCEPT_PARAMETERS_MAX = 16  # of one range of an Accept field
+ACCEPT_PARAMETERS_MAX = 16  # of one media range in an Accept field
 _PLAIN_TEXT = (b"text/plain", b"text/*", b"*/*")
 _EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 GZIP_NAMES = ([b"gzip"], [b"x-gzip"])
@@ -25,7 +25,7 @@ CODING = re.compile(
 
 
 def check_body_media(fields: HeadFields) -> tuple[bool, UnsupportedMediaType | None]:
-    """Return whether a request body is gzipped, and the error of its media type or coding.
+    """Return whether a request body is gzipped, and the error for its media type or coding, if any.
 
     The body must be JSON in UTF-8, with the coding gzip or none.
     """
@@ -62,7 +62,7 @@ def _weight(text: bytes | None) -> float:
 
 
 def prefers_json(accept: bytes) -> bool:
-    """Return whether an Accept value names JSON and does not prefer plain text."""
+    """Return whether an Accept value lists JSON and does not prefer plain text."""
     weights = {media: _weight(q) for media, q in _ranges(accept)}
     text = next((weights[media] for media in _PLAIN_TEXT if media in weights), 0.0)
     return weights.get(JSON, 0.0) > 0 and weights[JSON] >= text
@@ -80,7 +80,7 @@ def accepts_events(accept: bytes) -> bool:
 
 
 def _ranges(accept: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield each range of an Accept value, with the text after its ``q=``, or None."""
+    """Yield each range of an Accept value, and the text after its ``q=`` or None if it has none."""
     for part in list_members(accept):
         media, *parameters = [piece.strip() for piece in part.split(b";", ACCEPT_PARAMETERS_MAX)]
         yield media, next((piece[2:] for piece in parameters if piece.startswith(b"q=")), None)

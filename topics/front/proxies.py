@@ -33,7 +33,7 @@ class TrustedProxies:
         self._networks = networks
 
     def client_of(self, peer: str, forwarded: bytes) -> str:
-        """Return the client's address, without a port, of a connection with ``peer``.
+        """Return the client's address, excluding its port, for a request that ``peer`` sent.
 
         Return ``peer`` itself if it is not trusted, or if the list is malformed to the right of the
         client's address.

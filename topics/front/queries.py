@@ -34,7 +34,7 @@ class Parameter(Generic[T]):
     default: T
 
     def of(self, values: list[str]) -> T:
-        """Return the value of a parameter that was sent with these values."""
+        """Parse the last of the texts that a query contains for this parameter."""
         return self.parse(self.name, values[-1])
 
 
@@ -92,12 +92,12 @@ def find_token(raw: bytes) -> bytes | None:
 
 
 def text(_name: str, value: str) -> str:
-    """Accept any text."""
+    """Return the text unchanged, because any text is valid."""
     return value
 
 
 def name_text(name: str, value: str) -> str:
-    """Return a name or a prefix of one. Raise `InvalidRequest` if it is longer than any name.
+    """Return a name or name prefix. Raise `InvalidRequest` if it is longer than any valid name.
 
     The check bounds memory, because the front keeps the value together with the request's head.
     """

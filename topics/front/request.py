@@ -17,7 +17,7 @@ Body: TypeAlias = Attachment  # the body of a request
 
 
 def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:
-    """Return a key's prefixes in the form of the calls to shards."""
+    """Return a key's prefixes as a list, because calls to shards contain lists."""
     return None if prefixes is None else list(prefixes)
 
 
@@ -29,13 +29,13 @@ class Request(msgspec.Struct, frozen=True):
     topic: str  # "" if the route has none
     wid: str  # "" if the route has none
     router: str  # "" if the route has none
-    shard: int  # the shard of the topic; 0 without a topic
+    shard: int  # the shard of the topic; 0 if the route has no topic
     principal: Principal
     query: Query
     key: str | None  # the value of Idempotency-Key
     gzip_in: bool
     gzip_out: bool
     wrong_media: UnsupportedMediaType | None  # raised only if the chunked body is not empty
-    # The header fields without the token, for streams and for routes that negotiate.
+    # The header fields, excluding the token, for streams and for routes that negotiate.
     head: HeadFields | None
     is_timed: bool = False  # the response has Server-Timing

@@ -1,4 +1,4 @@
-"""Routes: the rows of the HTTP surface, without the operations that serve them.
+"""Routes: the rows of the route table, excluding the operations that serve them.
 
 The modules of `topics.front.data`, and `topics.front.admin.rows`, declare the rows. The package
 that declares a row serves it.
@@ -46,8 +46,8 @@ class Route:
     is_public: bool = False  # needs no key even then, because it reveals nothing about the server
     streams: bool = False  # the response has no end and is the last of its connection
     query_token: bool = False  # accepts ``?token=``, because an EventSource can send no header
-    negotiates: bool = False  # the operation reads fields of the head, such as Accept
-    answers_in_drain: bool = False  # while the server has connections
+    negotiates: bool = False  # the operation reads header fields, such as Accept
+    answers_in_drain: bool = False  # also serves requests that arrive during the drain
     is_audited: bool = False  # may change existing topics, routers or records
     is_chunked: bool = False  # only the framing of HTTP/1.1 marks the end of the response
 
@@ -55,8 +55,8 @@ class Route:
     def is_document(self) -> bool:
         """Whether the route only returns a document.
 
-        Every other route writes, leases jobs or opens a stream. The guard refuses those to pages of
-        other sites.
+        Every other route writes, leases jobs or opens a stream. The guard refuses requests for such
+        routes from pages of other sites.
         """
         return self.method == "GET" and not self.streams
 

@@ -55,7 +55,7 @@ log = structlog.get_logger()
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
 # The date format of RFC 9110. It needs the C locale; nothing sets another one.
 DATE = "%a, %d %b %Y %H:%M:%S GMT"
-# Of the drain time again, for responses to clients that connected during the drain.
+# Additional part of the drain time, for responses to clients that connected during the drain.
 LATE_SHARE = 0.05
 POLL_GRACE_S = 0.5  # a read that still runs after this time is a long poll, and is ended
 
@@ -74,7 +74,7 @@ class Server:
         write_request: Write | None = None,
         board: Board | None = None,
     ) -> None:
-        """``probe_auth`` is TOPICS_PROBE_AUTH: health and readiness need a key, too.
+        """``probe_auth`` is TOPICS_PROBE_AUTH: health and readiness also need a key.
 
         ``timings`` are the time limits of connections; None means the defaults. ``write_request``
         writes a line of the access log. ``board`` has the metrics of all processes.
@@ -146,13 +146,13 @@ class Server:
         )
 
     def _lines_of_unread(self) -> bytes:
-        """Return the header lines of a response to a client from which nothing was read."""
+        """Return the header lines for a response to a client whose request was not read."""
         return self._ids.line() + self.guard.cors.lines_of_unread
 
     def _load_admin(self) -> AdminApplication:
         """Import and build the admin plane, in a thread.
 
-        The import is here, because the data plane must start to serve without it.
+        The import is local, because the data plane must not wait for it at startup.
         """
         from topics.front.admin.application import make_application
 
@@ -174,7 +174,7 @@ class Server:
     async def run(self, listener: socket.socket, stop: trio.Event) -> None:
         """Serve until ``stop`` is set and all connections have ended.
 
-        Return at the latest when most of ``drain_ms`` has passed after ``stop``.
+        Return before ``drain_ms`` has passed since ``stop`` was set.
         """
         # The admin plane ends last, because its requests run in tasks of the inner nursery.
         async with trio.open_nursery() as admin:
@@ -199,7 +199,7 @@ class Server:
             await wait_tick()
 
     def _replace_keys(self, access: Access) -> None:
-        """Replace the keys, and end everything that they no longer permit.
+        """Replace the keys, and end the calls, streams and sessions that they no longer permit.
 
         This function never waits.
         """

@@ -1,4 +1,4 @@
-"""Server-Timing: the member ``performance`` (§0.9) as a header field, for the tools of browsers.
+"""Server-Timing: the member ``performance`` (§0.9) as a header field, for browser developer tools.
 
     ?server_timing=true    a parameter of every route
 
@@ -8,7 +8,7 @@
     fsync_ms            fsync
     throttle_wait_ms    throttle
 
-A response without this member, such as that of a stream, has only ``total``.
+A response that lacks this member, such as a stream, has only ``total``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def is_requested(query: Query) -> bool:
 
 
 def server_timing(answer: Answer, at: int) -> Headers:
-    """Return the field of a response that is not compressed yet.
+    """Return the header field for a response that is not compressed yet.
 
-    ``at`` is passed to `elapsed_ms`.
+    ``at`` is the start of the request in monotonic ns.
     """
     found = _PERFORMANCE.search(bytes(answer.body[-TAIL_BYTES:]))
     members = _MEMBER.findall(found[1]) if found else []

@@ -1,9 +1,8 @@
 """Route table: all rows of the HTTP surface, and the only function that matches them.
 
-A new resource of the data plane is a module with `ROUTES` and one line in `OPERATIONS`. Appends and
-diffs are methods of their own objects, which are called without a `RouteContext` to save time. A
-new resource of the admin plane has its rows in `topics.front.admin.rows`, and a module with
-`VIEWS`.
+To add a resource to the data plane, write a module with `ROUTES` and add a line to `OPERATIONS`. To
+add a resource to the admin plane, add its rows to `topics.front.admin.rows` and write a module with
+`VIEWS`. Appends and diffs are methods of separate objects and get no `RouteContext`, to save time.
 
 A path is split at ``/`` after percent-decoding, so an encoded slash separates segments like a plain
 one.
@@ -51,7 +50,7 @@ ROUTES = (records.APPEND_ROUTE, read_ahead.DIFF_ROUTE, *OPERATIONS, *rows.ROWS)
 
 
 def operations_for(context: RouteContext) -> dict[Route, Operation]:
-    """Return the operation of each row of the data plane, bound to a front."""
+    """Return the operation for each route of the data plane, bound to the parts of a front."""
     return {
         records.APPEND_ROUTE: records.AppendGroups(context.shards, context.pressure).append,
         read_ahead.DIFF_ROUTE: read_ahead.ReadAhead(context.shards, context.drain).diff,

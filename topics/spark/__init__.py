@@ -39,7 +39,7 @@ def register(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     # Spark 4.3 does not pass an archive of --py-files to the process that plans a stream on the
-    # driver. A session of Spark Connect has no context.
+    # driver. A session of Spark Connect has no ``sparkContext``.
     root = Path(__file__).absolute().parents[2]
     if root.is_file() and (context := getattr(spark, "sparkContext", None)) is not None:
         context.environment.setdefault("PYTHONPATH", str(root))
@@ -59,9 +59,9 @@ def data_source() -> type[DataSource]:
 
 
 def discovered() -> type[DataSource]:
-    """Return the class of ``format("topics")`` for the module in which Spark searches it.
+    """Return the class of ``format("topics")`` for the module in which Spark searches for it.
 
-    If a module raises another error than AttributeError, Spark ignores the sources of all packages.
+    If a module raises any error except AttributeError, Spark ignores the sources of all packages.
     So a missing dependency is an AttributeError, with a warning on stderr.
     """
     try:

@@ -12,8 +12,8 @@ UPDATE_S = 0.5
 
 @contextmanager
 def progress(done: Callable[[], int | None], *, quiet: bool) -> Iterator[None]:
-    """Show the number that ``done`` returns while the block runs. A separate thread calls it, never
-    after the end of the block. None means that the number is unknown.
+    """Show the number that ``done`` returns while the block runs. A separate thread calls ``done``,
+    never after the end of the block. None means that the number is unknown.
     """
     if quiet or not sys.stderr.isatty():
         yield

@@ -1,4 +1,4 @@
-"""Converts rows of any columns to rows of the sink, and maps them. No Python runs for each row."""
+"""Converts rows with any columns to rows of the sink, and maps them. No Python runs per row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BadColumns(ValueError):
 
 
 def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) -> DataFrame:
-    """Return rows of any columns as rows for ``format("topics")``. ``value`` is the complete row as
+    """Convert rows of any schema to rows for ``format("topics")``. ``value`` is the complete row as
     a JSON object, with nulls. Times are in UTC with microseconds, and dates, also as keys of maps,
     are ``2026-01-31``.
 

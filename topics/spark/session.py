@@ -1,4 +1,4 @@
-"""The Spark session of a job: a local one, or that of the cluster of spark-submit.
+"""The Spark session of a job: a local session, or a session on the cluster of spark-submit.
 
 A local session uses this interpreter and this package. On a cluster, spark-submit sets the master,
 memory, cores and the interpreter of the executors. The package is submitted by --py-files or
@@ -41,7 +41,7 @@ LOCAL = {
 
 
 def is_submitted() -> bool:
-    """Return whether spark-submit runs this process, or PYSPARK_SUBMIT_ARGS names a master."""
+    """Return whether spark-submit runs this process, or PYSPARK_SUBMIT_ARGS contains a master."""
     given = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     return "PYSPARK_GATEWAY_PORT" in os.environ or "--master" in given
 

@@ -1,5 +1,5 @@
-"""Application of the admin plane: Quart-Trio behind an unmodified Hypercorn, with one rule for each
-row.
+"""Application of the admin plane: Quart-Trio behind an unmodified Hypercorn, with one URL rule for
+each route.
 
     admitted head, body --> head written here --> H11Protocol --> Quart --> view
                  response <-- body of the response, its status and fields <----'
@@ -59,7 +59,7 @@ App = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
 def hypercorn_config() -> Config:
     """Return Hypercorn's settings.
 
-    It opens no socket; the data plane passes it one request at a time.
+    Hypercorn opens no socket; the data plane passes it one request at a time.
     """
     config = Config()
     config.accesslog = None
@@ -98,7 +98,7 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
         admitted().response = made
         return made
 
-    # Every response passes `keep`, also those of the error handlers.
+    # Every response passes `keep`, including the responses of the error handlers.
     app.register_error_handler(TopicsError, refuse)
     app.register_error_handler(Exception, send_internal_error)
     app.after_request(keep)

@@ -3,7 +3,8 @@
     GET   /v0/metrics, /metrics    Accept: application/json
 
 The counters of all processes are stored on the board, and their states and settings are also
-available without a shard. So a page can be served in any state of the shards, and during the drain.
+available while the shards are down. So a page can be served in any state of the shards, and during
+the drain.
 The rows of single topics and routers come from the shards, which are called concurrently. A shard
 that is down or has not responded within `READ_MAX_S` is omitted. Then the page reports this:
 ``topics_topic_metrics_truncated`` is 1 if any topic may be missing. A shard scans all its names for
@@ -50,7 +51,7 @@ from topics.front.media import prefers_json
 from topics.front.request import listed
 from topics.front.route import Route
 
-STEP_NS: Final = 1_000_000  # then other tasks run
+STEP_NS: Final = 1_000_000  # time after which other tasks run
 # Seconds that a page waits for the shards.
 READ_MAX_S: Final = 1.0
 # The settings that the metric ``topics_limit_max`` reports.
@@ -185,7 +186,7 @@ async def _call_all(context: RouteContext, params: MetricsParams) -> list[Metric
     async def call_one(shard: int) -> None:
         try:
             reply = await context.shards.answer(shard, METRICS_READ, params)
-        except TopicsError:  # the shard is down; the other shards still count
+        except TopicsError:  # the shard is down; use the results of the other shards
             return
         found.append(reply.result)
         reply.release()

@@ -23,7 +23,8 @@ export function signIn(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** Whether the server has reported that the key lacks this scope. Controls that need it are off. */
+/** Whether the server has reported that the key lacks this scope. If so, controls that need the
+    scope are disabled. */
 export const lacks = (scope) => session.denied.has(scope);
 export const why = (scope) => (lacks(scope) ? `the key lacks the scope ${scope}` : "");
 
@@ -34,7 +35,7 @@ export function streamLost(isLost) {
   session.changed();
 }
 
-/** Remember what an error says about the key. Streams call this as well. Returns the error. */
+/** Store what an error reports about the key. Streams call this as well. Returns the error. */
 export function noted(error) {
   if (error.status === 401 && !session.isKeyWanted) {
     session.isKeyWanted = true;
@@ -86,7 +87,7 @@ export async function listed(name) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
-/** A word of a command line, quoted if it must be. */
+/** Return a word of a command line, quoted if necessary. */
 export const word = (text) => (/^[\w.:=-]+$/.test(text) ? text : quoted(text));
 
 /** Return a command line that sends the same request. The key is a variable in it. */

@@ -41,7 +41,7 @@ export function parseRecords(text) {
   return JSON.parse(parts.join("") + text.slice(done));
 }
 
-/** Write a record that `parseRecords` has returned as it was received. */
+/** Return a record of `parseRecords` as JSON, with `data` and `meta` as they were received. */
 export const recordText = (record) => `{${Object.entries(record).map(([name, value]) =>
   `"${name}":${name === "data" || name === "meta" ? value : JSON.stringify(value)}`).join(",")}}`;
 

@@ -13,7 +13,7 @@ export function by(metrics, name, label) {
   return found;
 }
 
-/** Return the quantile of the sync times in ms: of those between two samples, or of all. */
+/** Return the quantile of the sync times in ms between two samples, or of all sync times. */
 function syncMs(now, then, share) {
   const earlier = new Map((then?.topics_wal_fsync_latency_us.buckets ?? [])
     .map(({ le, count }) => [le, count]));
@@ -38,7 +38,7 @@ function requests(metrics, label, isWanted) {
   return sum;
 }
 
-/** Return the metrics and the rates since the previous sample; without one these are undefined. */
+/** Return the metrics and the rates since the previous sample (undefined if there is none). */
 export async function sample() {
   if (latest && performance.now() - latest.at < FRESH_MS) return latest;
   asking ??= ask("GET", "/v0/metrics").finally(() => { asking = undefined; });

@@ -72,8 +72,8 @@ function live({ name, parameters }) {
     update();
   }
 
-  /** Subscribe, unless it is done. Each poll that finds the topic calls this, because the topic may
-      have been recreated. */
+  /** Subscribe, unless already subscribed. Each poll that finds the topic calls this, because the
+      topic may have been recreated. */
   function begin({ head_seq }) {
     if (status !== "connecting") return;
     status = "asked";

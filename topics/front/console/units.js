@@ -16,7 +16,7 @@ const stepsOf = ({ steps, noun }) => (noun === "time" ? { ...steps, ...ALIASES }
   : Object.fromEntries(Object.entries(steps).map(([unit, step]) => [shortened(unit), step])));
 const shortened = (unit) => unit.toLowerCase().replace(/i?b$/, "");
 
-/** Return the number that a text means. Throws an Error with a message for the reader. */
+/** Return the number that a text represents. Throws an Error with a message for the user. */
 export function read(kind, text) {
   const [, digits, unit = ""] = text.trim().match(/^(\d+(?:\.\d+)?)\s*([a-z]*)$/i) ?? [];
   const name = unit || kind.plain;

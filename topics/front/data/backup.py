@@ -1,11 +1,10 @@
 """Backup: sends all data of the server as one tar (§8.5).
 
     GET   /v0/backup    all data
-    POST  /v0/backup    without the bytes of the files that the body names
+    POST  /v0/backup    all data, excluding the contents of the files that the body lists
 
-Both need a key with the scope admin and without prefixes.
-The response has no length. An aborted response ends without its last chunk, and is not a backup
-(`topics.front.data.backup_stream`).
+Both need a key that has the scope admin and no prefixes. The response has no Content-Length. An
+aborted response lacks its last chunk, and is not a backup (`topics.front.data.backup_stream`).
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ def changes(
 async def _begin(context: RouteContext, request: Request, body: Buffer | None) -> Answer:
     """Return the response that starts the backup, after all shards have pinned their files.
 
-    ``body`` names the files that the client has. It is None for a complete backup.
+    ``body`` lists the files that the client has. It is None for a complete backup.
     """
     if request.principal.prefixes is not None:
         raise Forbidden("a backup contains all topics, but the key is limited to its prefixes")
-    # The body may name thousands of files.
+    # Decode in a thread, because the body may list thousands of files.
     known = None if body is None else await trio.to_thread.run_sync(decode_backup, body)
     begun = Backup(
         *(context.shards, context.drain, context.live.keys, context.backups),

@@ -7,8 +7,8 @@
 
 The shards return the files, and the byte range of each file, that belong to the backup. A thread
 with low priority reads and hashes them. They are sent slowly while other clients send requests. An
-aborted backup must be recognizable: without the last chunk, HTTP clients detect an incomplete
-response, and a tar without its manifest is not a backup.
+aborted backup must be recognizable: HTTP clients detect that the last chunk is missing, and a tar
+that contains no manifest is not a backup.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BackupSlots:
 class Backup:
     """One backup. `begin` starts it, and `run` or `abandon` ends it.
 
-    ``known``: the files of the client, for an incremental backup.
+    ``known`` contains the files that the client already has, for an incremental backup.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Backup:
         self._flags: list[ArchiveFile] = []
         self._files: list[ArchiveFile] = []
         self._is_done = False
-        self._seen_requests = 0  # number of requests of all clients of the front at the last check
+        self._seen_requests = 0  # number of requests from all clients at the last check
 
     async def begin(self) -> None:
         """Let all shards pin their files.
@@ -162,7 +162,7 @@ class Backup:
                     await self._pace(connection, len(piece))
 
     async def _pace(self, connection: Connection, size: int) -> None:
-        """Leave the CPU to other clients, if they have sent requests since the last chunk."""
+        """Pause, so that other clients get CPU time, if they sent requests since the last chunk."""
         count = connection.connections.request_count
         if count != self._seen_requests:
             self._seen_requests = count

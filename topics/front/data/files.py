@@ -2,8 +2,8 @@
 
     GET, If-None-Match: the ETag that the client has --> 304, or 200 with the file
 
-Each file has its own path. A path of a client must never reach the file system. The ETag is derived
-from the content, and the gzipped form has another ETag.
+Each file has its own path. A path that a client has sent must never reach the file system. The ETag
+is derived from the content, and the gzipped form has another ETag.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class File(NamedTuple):
 def serve(
     file: File, _context: RouteContext, request: Request, _body: Body, _at: int, then: OnResult
 ) -> None:
-    """Return the file, or 304 for a client that has it."""
+    """Return the file, or 304 if the client already has the current version."""
     assert request.head is not None, "the route keeps the request head"
     is_packed = request.gzip_out and len(file.content) >= COMPRESS_MIN_BYTES
     etag = b'"%b%b"' % (file.digest, b"-gzip" if is_packed else b"")

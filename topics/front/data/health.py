@@ -30,8 +30,8 @@ def health(context: RouteContext, _request: Request, _body: Body, at: int, then:
 def ready(context: RouteContext, _request: Request, _body: Body, at: int, then: OnResult) -> None:
     """Return 200 if the server is ready (§8.2).
 
-    Shards that only serve readers are listed, and the server counts as ready. Raise `ShuttingDown`
-    during the drain, or the error of `unavailable_error`.
+    The server is also ready if some shards serve only reads; the response lists these shards. Raise
+    `ShuttingDown` during the drain, or the error that `unavailable_error` returns.
     """
     readiness = context.shards.readiness()
     if readiness.draining or context.drain.is_draining:

@@ -42,7 +42,7 @@ LEASE_MS: Parameter[int | None] = Parameter("lease_ms", integer, default=None)
 def claim(
     context: RouteContext, request: Request, body: Body, at: int, then: OnResult
 ) -> PendingResult:
-    """Lease jobs (§10.2). May wait for the ``wait_ms`` of the body."""
+    """Lease jobs (§10.2). May wait up to the ``wait_ms`` of the body."""
     shards, shard, topic = context.shards, request.shard, request.topic
 
     def answer(reply: Reply[calls.ClaimResult]) -> Answer:
@@ -87,7 +87,7 @@ def extend(
 def work(
     context: RouteContext, request: Request, _body: Body, _at: int, _then: OnResult
 ) -> PendingResult:
-    """Open a stream of jobs (§10.8). If the shard refuses, the response is a plain error."""
+    """Open a stream of jobs (§10.8). If the shard refuses, return an ordinary error response."""
     return _open(context, request)
 
 

@@ -48,7 +48,7 @@ from topics.front.drain import Drain
 from topics.front.request import Body, Request
 from topics.front.route import BodyRule, Route
 
-# Bounds of all clients of a front together: predicted diffs, and runs of pages.
+# Bounds for all clients of a front together: predicted diffs, and runs of pages.
 PREDICTIONS_MAX = 1024
 RUNS_MAX = 16
 # Longest run, in pages.
@@ -153,20 +153,20 @@ class NextRunRequest:
 
 
 class ReadAhead:
-    """Serves the diffs of all connections of a front."""
+    """Serves the diffs from all connections to a front."""
 
     def __init__(self, shards: Shards, drain: Drain) -> None:
         self._shards, self._drain = shards, drain
         # Predicted diffs, oldest first. Nothing has been read ahead for them yet.
         self._predicted: dict[PageKey, None] = {}
-        # By the diff that the next page answers, the least recently used run first.
+        # By the diff to which the next page is the response; the least recently used run is first.
         self._runs: dict[PageKey, PageRun] = {}
 
     def diff(self, request: Request, body: Body, at: int, then: OnResult) -> Pending | None:
         """Read a page of records (§3). Takes ownership of ``body``.
 
         ``then`` is called with the response or the failure, possibly before this returns. Return
-        the call in flight if it can be abandoned. It may wait for the ``wait_ms`` of the body.
+        the call in flight if it can be abandoned. It may wait up to the ``wait_ms`` of the body.
         """
         # The name of the field may be escaped, so a backslash also counts. The drain must be able
         # to end a request that may wait.
@@ -200,7 +200,7 @@ class ReadAhead:
     def _answer_or_call(
         self, request: Request, at: int, then: OnResult, key: PageKey, run: PageRun
     ) -> Pending | None:
-        """Respond from the run, or call the shard if the run has no correct page."""
+        """Respond with the next page of the run, or call the shard if that page is not correct."""
         answer = self._answer(request.shard, key, run, at)
         if answer is None:
             return self._call_shard(request, key.body, at, then, key, was_predicted=False)

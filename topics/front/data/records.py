@@ -1,4 +1,4 @@
-"""Records of a topic: append (§2) and delete (§5). `topics.front.data.read_ahead` has the diff.
+"""Records of a topic: append (§2) and delete (§5). The diff is in `topics.front.data.read_ahead`.
 
     POST   /v0/topics/:topic          ?return_seqs    §2
     POST   /v0/topics/:topic/delete                   §5
@@ -9,8 +9,8 @@ Appends to one topic that arrive in one iteration of the front's loop are sent a
                                                  one reply --> a response to each request, in order
 
 Requests join a group if their bodies are in memory and short, they have no idempotency key, and
-their clients use the same API key. The shard decides each request separately. A request that is
-alone in its iteration is sent in the same form as without groups.
+their clients use the same API key. The shard processes each request separately. A group that
+consists of one request is sent in the same form as a request that cannot join a group.
 
 An iteration of the loop corresponds to an open batch (`topics.actors.shard_client.shards`).
 """
@@ -52,7 +52,7 @@ log = structlog.get_logger()
 # Requests of the first message, so that the shard starts while the front reads more.
 JOINED_FIRST_MAX = 8
 JOINED_MAX = 32  # requests of the later messages of an iteration
-JOINED_MAX_BYTES = 16 * 1024  # of the bodies of a group, unless it is one request
+JOINED_MAX_BYTES = 16 * 1024  # of the bodies of a group, unless it consists of one request
 
 Key: TypeAlias = tuple[str, bool, Principal]
 
@@ -64,7 +64,7 @@ RETURN_SEQS = Parameter("return_seqs", boolean, default=True)
 class AppendGroup(msgspec.Struct, eq=False):
     """Requests that are sent together.
 
-    ``request`` is the first one, ``length`` that of all bodies.
+    ``request`` is the first request, and ``length`` is the total length of all bodies.
     """
 
     request: Request
@@ -77,7 +77,7 @@ class AppendGroup(msgspec.Struct, eq=False):
 
 
 class AppendGroups:
-    """The appends of all connections of a front."""
+    """The appends from all connections to a front."""
 
     def __init__(self, shards: Shards, pressure: Pressure) -> None:
         self._shards, self._batch = shards, shards.batch

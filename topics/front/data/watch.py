@@ -69,7 +69,7 @@ def create(
 
 
 async def _create(context: RouteContext, request: Request, asked: WatchRequest, at: int) -> Answer:
-    """Create the session. The response waits for the heads of the topics."""
+    """Create the session, after the shards have returned the heads of its topics."""
     lenient = request.query[LENIENT]
     members = await context.watches.create(asked, request.principal, lenient=lenient)
     return json_answer(members, at)

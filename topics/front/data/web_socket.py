@@ -46,7 +46,7 @@ def upgrade(fields: HeadFields) -> Headers:
 def open_socket(
     context: RouteContext, request: Request, _body: Body, _at: int, then: OnResult
 ) -> None:
-    """Handle the handshake. Raise `InvalidRequest`, `UpgradeRequired` or `Throttled`."""
+    """Upgrade the connection. Raise `InvalidRequest`, `UpgradeRequired` or `Throttled`."""
     assert request.head is not None, "a request for a stream keeps its head"
     headers = upgrade(request.head)
     # The slot is held until the stream acquires its own.

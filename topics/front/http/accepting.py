@@ -10,9 +10,9 @@
 
 So clients that connect and send nothing do not exclude other clients (`Connections.evict`). A
 client that is neither accepted nor refused would hang in the listen queue. So the front accepts
-clients even if many wait and no slot is free. For each of them it refuses the client that has
-waited longest: one without a key, or one of the key with the most waiting clients. It keeps a spare
-descriptor to accept and refuse clients.
+clients even if many wait and no slot is free. For each accepted client it then refuses the client
+that has waited longest among the clients without a key, or among the clients of the key that has
+the most waiting clients. It keeps a spare descriptor to accept and refuse clients.
 
 If more clients wait than one iteration takes, clients whose first input contains a known key are
 taken first, one of each key in rotation. So clients without a key, or clients of one key, cannot
@@ -61,7 +61,7 @@ class Refusals:
     """The refused clients of one listener."""
 
     def __init__(self, responses: ResponseHeads, lines: Callable[[], bytes]) -> None:
-        """``lines`` returns the header lines of a response to a client from which nothing was
+        """``lines`` returns the header lines for a response to a client whose request was not
         read."""
         self.count = 0  # since the start
         self._responses, self._lines = responses, lines
@@ -123,10 +123,11 @@ ACCEPTS_PER_ITERATION = 64  # each takes 0.03 ms
 TAKEN_PER_ITERATION_MAX = 64
 TAKEN_PER_ITERATION_MIN = 8
 PEEKED_BYTES = 4096  # of a new client's input; most request heads are shorter
-SPENT_MAX_S = 0.002  # per iteration, for new clients without a key; at least one is served
+SPENT_MAX_S = 0.002  # per iteration, for new clients; at least one client without a key is served
 CHECK_BATCH = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
 CHECKS_PER_ITERATION = 8
-WAITING_MAX = 512  # without a key, or of one key, if no slot is free; they wait for about a second
+# Waiting clients that have no key, or the same key, if no slot is free. They wait about a second.
+WAITING_MAX = 512
 UNSORTED_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
 TASK_END_PASSES = 2  # loop iterations in which a cancelled task closes its connection
 RETRY_S = 0.1
@@ -140,8 +141,8 @@ Take = Callable[[socket.socket, bytes], None]
 
 
 def connections_max(shards: int) -> int:
-    """Return the number of clients that the descriptor limit allows, without the descriptors of
-    shards.
+    """Return the number of clients that the descriptor limit allows, after subtracting the
+    descriptors that the process itself needs.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     own = FILES_RESERVED + FILES_OF_SHARD * (shards - 1)
@@ -257,7 +258,7 @@ class Acceptor:
 
     @property
     def _count(self) -> int:
-        """The number of waiting clients, without half-closed ones."""
+        """The number of waiting clients, excluding half-closed ones."""
         known = sum(map(len, self._known.values()))
         return known + len(self._waiting) + len(self._unsorted)
 
@@ -286,7 +287,7 @@ class Acceptor:
                 break
         # The time is up. Put the rest back in the same order, so that no client loses its position.
         self._waiting.extendleft(reversed(here))
-        # Then follow clients that have sent nothing yet.
+        # Clients that have sent nothing yet follow.
         for _ in range(max(0, min(most, len(self._unsorted)))):
             yield self._unsorted.popleft()
         # Half-closed clients are last, one per iteration.
@@ -318,7 +319,7 @@ class Acceptor:
         return found
 
     def _sort_by_key(self) -> None:
-        """Sort the fresh clients into clients with and without a key.
+        """Sort the newly accepted clients into clients with and without a key.
 
         Clients that have sent nothing yet are checked again in the next iteration, unless there are
         more than `UNSORTED_MAX`.
@@ -337,7 +338,8 @@ class Acceptor:
     def _still_connected(self, sockets: Iterable[socket.socket]) -> list[tuple[socket.socket, int]]:
         """Return the sockets whose clients have not hung up, each with its events.
 
-        Half-closed sockets are moved to their own queue, and the others are closed.
+        Half-closed sockets are moved to their own queue. Sockets of clients that have hung up are
+        closed.
         """
         events = poll_now([sock.fileno() for sock in sockets], select.POLLIN | HALF_CLOSED)
         here = []
@@ -489,5 +491,5 @@ def _prepare(sock: socket.socket) -> bytes:
     try:
         return sock.recv(FIRST_READ_BYTES)
     except OSError:
-        # There is no input yet, or the client has disconnected. The next read tells which.
+        # There is no input yet, or the client has disconnected. The next read distinguishes them.
         return b""

@@ -4,8 +4,8 @@
 
 The first request of the admin plane imports the application (`topics.front.admin.application`) in a
 thread, while the front continues to serve the data plane. Requests that arrive during the import
-wait; none is refused. A front without such requests saves the import: a third of the CPU time of a
-start, and 14 MiB.
+wait; none is refused. A front that receives no such request saves the import: a third of the CPU
+time of its startup, and 14 MiB.
 
 The import runs Python code, so the thread and the loop alternate in the interpreter. Other requests
 lose a third of their speed during this time. Two measures limit the effect on the loop:
@@ -90,7 +90,7 @@ class AdminPlane:
             await self._loaded.wait()
 
     async def call(self, call: AdminCall) -> Answer:
-        """Return the response to a call after `loaded` has returned. Never wait for the client."""
+        """Return the response to a call. Call `loaded` first. This never waits for the client."""
         assert self._application is not None, "the application is loaded"
         try:
             return await self._application.call(call)
@@ -111,7 +111,7 @@ class AdminPlane:
             await self._ended.wait()
 
     def end(self) -> None:
-        """Let `run` return, because no requests are left.
+        """Let `run` return, because no request is in flight.
 
         Also stops `run` before or during the import.
         """
@@ -120,7 +120,7 @@ class AdminPlane:
 
 
 def _without_pauses(load: Callable[[], AdminApplication]) -> AdminApplication:
-    """Load with a short switch interval and without the garbage collector."""
+    """Load with a short switch interval, and with the garbage collector disabled."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(SWITCH_S, interval))
     try:

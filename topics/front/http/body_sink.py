@@ -3,8 +3,8 @@
     up to inline_bytes    a buffer of the front
     above                 a block of the arena, which grows with the received data
 
-A sink allocates at most twice the received bytes, plus `FIRST_BYTES`. It gives up if its shard goes
-down or if faster bodies need its memory.
+A sink allocates at most twice the received bytes, plus `FIRST_BYTES`. It is aborted if its shard
+goes down or if faster bodies need its memory.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class BodySink:
             self._block.free()
             self._block = None
         swallowed = self._scope.__exit__(kind, error, trace)
-        # Replace the cancellation by its reason.
+        # Replace the cancellation with the failure that caused it.
         if self._scope.cancelled_caught and self._failure is not None:
             raise self._failure
         return swallowed
@@ -94,19 +94,19 @@ class BodySink:
 
     def turnover_s(self, now: float) -> float:
         """Implement `topics.actors.link.arena.BlockFiller`."""
-        # A body that gives up counts as the slowest one.
+        # A body that was aborted counts as the slowest one.
         if self._failure is not None:
             return math.inf
         return self._rate.turnover_s(self._wanted_bytes, now)
 
     def count(self, received: int) -> None:
-        """Count ``received`` bytes of the network for the transfer rate."""
+        """Count ``received`` bytes from the network for the transfer rate."""
         self._rate.count(received, trio.current_time())
 
     async def writable(self, most: int) -> memoryview:
         """Return memory for the next 1 to ``most`` bytes.
 
-        Call `advance` after writing to it. Raises as `put`.
+        Call `advance` after writing to it. Raises the exceptions of `put`.
         """
         if self.length == len(self._view):
             await self._grow(self.length + 1)
@@ -120,7 +120,7 @@ class BodySink:
         self.length += received
 
     async def write(self, piece: bytes | memoryview) -> None:
-        """Append a chunk in the form in which it was received. Raises as `put`."""
+        """Append a chunk in the form in which it was received. Raises the exceptions of `put`."""
         self.count(len(piece))
         await self.put(piece)
 
@@ -147,7 +147,7 @@ class BodySink:
         return block
 
     async def _grow(self, end: int) -> None:
-        """Grow the memory to at least ``end`` bytes. Raise as `put`."""
+        """Grow the memory to at least ``end`` bytes. Raises the exceptions of `put`."""
         if end > self._max_bytes:
             raise too_large(self._max_bytes)
         first = FIRST_INLINE_BYTES if end <= self._inline_bytes else FIRST_BYTES
@@ -164,9 +164,10 @@ class BodySink:
             await self._wait_and_grow(size)
 
     async def _wait_and_grow(self, size: int) -> None:
-        """Wait until slower bodies are ended, or other bodies finish, and grow.
+        """Grow after slower bodies were aborted, or after other bodies have finished.
 
-        A body without a block does not wait for others to finish, because it has not used much yet.
+        A body that has no block does not wait for other bodies to finish, because little of it has
+        been received.
         Raise `Throttled` if the memory stays full.
         """
         while self._shards.abort_slowest(self._shard, self, trio.current_time()):
@@ -177,8 +178,8 @@ class BodySink:
         deadline = trio.current_time() + (GROW_WAIT_S if self._block is not None else 0)
         while trio.current_time() < deadline:
             await trio.sleep(GROW_POLL_S)
-            # The body could not receive anything during the pause, so it does not count as slow for
-            # it.
+            # The body could not receive anything during the pause, so the pause must not reduce its
+            # transfer rate.
             self._rate.skip_to(trio.current_time())
             if await self._try_grow(size):
                 return
@@ -187,7 +188,7 @@ class BodySink:
     async def _try_grow(self, size: int) -> bool:
         """Try to move the body to a block of ``size`` bytes, or to grow its block.
 
-        Return whether it worked.
+        Return whether it succeeded.
         """
         block = self._block
         if block is None:

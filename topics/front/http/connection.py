@@ -17,7 +17,8 @@ request needs no task.
 to admit new clients, and drains.
 
     every tick    past its deadline --idle, no input--> closed, --else--> reset
-    when full     the connection that has been quiet longest is closed, without a key first
+    when full     the connection that has been quiet longest is closed; connections that have no key
+                  are closed first
 
 A connection is quiet while it has no admitted request in flight: between two requests, while a head
 or an unused body is incomplete, and while a request is being refused. Requests that need no key do
@@ -71,8 +72,8 @@ class Timings:
 
     tick_s: float = 1.0  # between two sweeps: the precision of all limits below
     head_s: float = 10.0  # from the first byte of a head to the last
-    body_grace_s: float = 30.0  # the time by which a body may be late ...
-    body_bytes_per_s: int = 64 * 1024  # ... at this rate; early bytes give no credit for later
+    body_grace_s: float = 30.0  # the time by which a body may arrive later than ...
+    body_bytes_per_s: int = 64 * 1024  # ... at this rate; early bytes earn no additional time
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     late_s: float = 1.0  # to the first byte, for a client that connects during the drain
     linger_s: float = 2.0  # for the client to read the last response while it still sends
@@ -280,7 +281,7 @@ class Connection(RequestStream):
         return unsent
 
     def _unprobed(self, answer: bytes | memoryview) -> bytes:
-        """Return the response without the bytes that were sent as probes."""
+        """Return the response, excluding the bytes that were sent as probes."""
         sent, self._probe_bytes = self._probe_bytes, 0
         self.sent_bytes += sent
         assert bytes(answer[:sent]) == PROBE[:sent], "all responses start with the same bytes"
@@ -335,7 +336,7 @@ class Connection(RequestStream):
         self.clear()
         if self.is_counted:
             self.count_unread()
-        # Break the reference cycle: memory is freed immediately.
+        # Break the reference cycle, so that memory is freed immediately.
         owner, self.owner = self.owner, None
         if owner is not None:
             owner.unwatch()
@@ -345,8 +346,8 @@ class Connection(RequestStream):
     def must_linger(self) -> bool:
         """Whether closing now would make the client lose the last response.
 
-        This is so if the client has sent input that is never read, because the kernel then sends a
-        reset. Raise `OSError` if the connection has failed.
+        This happens if the client has sent input that is never read, because the kernel then sends
+        a reset. Raise `OSError` if the connection has failed.
         """
         return not self.is_ended and (self.unread_body or (self.closing and self._has_unread()))
 
@@ -370,7 +371,7 @@ class Connection(RequestStream):
             return True
 
     def _has_unread(self) -> bool:
-        """Return whether there are requests after the last one. Raise `OSError`."""
+        """Return whether unread input follows the last request. Raise `OSError`."""
         if self.pos < len(self.buffer):
             return True
         try:
@@ -397,9 +398,9 @@ class Connections:
         self.held = HeldMemory() if held is None else held
         self.request_count = 0  # since the start
         self._open: set[Connection] = set()
-        # (quiet since, connection), the longest quiet last.
+        # The time since which a connection is quiet, and the connection; the longest quiet last.
         self._candidates: list[tuple[float, Connection]] = []
-        # Calls of `evict`; the call from which it searches again.
+        # The number of calls of `evict`, and the number from which it searches again.
         self._calls = self._search_from = 0
         self._displaced = 0  # connections closed by `evict` since the last sweep
         self._draining_count: set[Connection] = (
@@ -433,8 +434,9 @@ class Connections:
     def evict(self, keyless_only: bool) -> bool:
         """Close the connection that has been quiet longest. Return whether one was closed.
 
-        If ``keyless_only`` is true, close only a connection that has shown no key, on a server with
-        keys. If a task serves the connection, it is closed when that task runs next.
+        If ``keyless_only`` is true, close only a connection on which no known key was received, and
+        only if the server has keys. If a task serves the connection, it is closed when that task
+        runs next.
         """
         self._calls += 1
         found = self._next_evicted()

@@ -1,11 +1,11 @@
 """Exchange: one request of a connection and its response, from the head to the last byte sent.
 
-    begin --> admit --> response: send_now, send, send_rest, send_stream --> end
-       '---------------- the client has disconnected ------------------------^
+    begin --> admit --> response: send_now, send, send_remaining, send_stream --> end
+       '---------------- the client has disconnected -----------------------------^
 
-Each connection has one `Exchange`, which is reused for each request. So without the access log, a
-request allocates no memory for it. All responses are sent here: those of both planes, refusals and
-streams. The exchange adds the common header fields (request id, traceparent, CORS), counts the
+Each connection has one `Exchange`, which is reused for each request. So if the access log is off, a
+request allocates no memory for it. All responses are sent here: responses of both planes, refusals
+and streams. The exchange adds the common header fields (request id, traceparent, CORS), counts the
 outcome, and writes the line of the access log. A middleware of Quart could not do this, because it
 sees only requests of the admin plane. The log line is written only at the end of a request;
 requests that hang are visible in the metrics.
@@ -34,11 +34,11 @@ from topics.front.http.request_counts import RequestCounts, RequestIds
 from topics.front.proxies import TrustedProxies
 from topics.front.request import Request
 
-# Longest body that is copied to its head; a longer body is sent without a copy.
+# Longest body that is copied into one buffer with its head; a longer body is sent without a copy.
 COPY_MAX_BYTES = 32 * 1024
 SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
-EMPTY = (NO_CONTENT, 304)  # statuses without a body and without content-length
+EMPTY = (NO_CONTENT, 304)  # responses with these statuses have no body and no content-length
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +279,8 @@ class Exchange:
         """Return the response, or a refusal if it might have to be held in memory and the bound is
         reached.
 
-        Only long responses of requests with the scope READ are refused, because these requests have
-        changed nothing.
+        Only long responses to requests that require the scope READ are refused, because these
+        requests have changed nothing.
         """
         request = self.request
         assert request is not None, "a request is in progress"
@@ -319,7 +319,7 @@ class Exchange:
         # The head of a response to HEAD has the length of the body, which is not sent.
         if self._is_head:
             return (head,)
-        # Copy a short body to its head, so that one buffer is sent.
+        # Append a short body to the head, so that one buffer is sent.
         return (head, body) if len(body) > COPY_MAX_BYTES else (head + body,)
 
     def _fields(self, status: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Head reader: lets the guard decide about request heads, and caches its decisions.
+"""Head reader: lets the guard admit or refuse request heads, and caches its decisions.
 
     raw head --blake2b--> cached? --yes--> AdmittedHead
           without trace fields --no--'
@@ -9,10 +9,10 @@
                                                                      '-> PreflightHead
 
 A keep-alive client sends the same head repeatedly. The decision is cached under the digest of the
-exact bytes without the trace fields. Clients that send trace fields cost a second digest, and
-others cost nothing. A client of many topics sends heads that differ only in the topic's name, so
-the decision is also cached under the digest without the name (``decisions/0045``). The cache must
-not keep the bytes themselves, because they contain a token.
+exact bytes, excluding the trace fields. A head with trace fields costs a second digest; other heads
+have no additional cost. A client of many topics sends heads that differ only in the topic's name,
+so the decision is also cached under the digest that excludes the name (``decisions/0045``). The
+cache must not keep the bytes themselves, because they contain a token.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ AnyHead = AdmittedHead | RefusedHead | PreflightHead
 
 
 class HeadReader:
-    """Decides about the heads of all connections of a front."""
+    """Makes the decisions for the heads from all connections to a front."""
 
     def __init__(self, guard: Guard, operations: Container[Route], *, inline_bytes: int) -> None:
         """``operations`` contains the routes of the data plane."""
@@ -172,7 +172,7 @@ class HeadReader:
         """Decide about a head that is not cached itself, with the decision about another topic if
         possible.
 
-        ``without`` is the head without its trace fields, and ``digest`` is the digest of these
+        ``without`` is the head excluding its trace fields, and ``digest`` is the digest of these
         bytes.
         """
         cut = cut_topic_name(without)
@@ -182,7 +182,7 @@ class HeadReader:
         known = self.topic_cache.get(nameless)
         request = None if known is None else self._guard.renamed(known.request, topic)
         if known is None or request is None:
-            # There is no such decision, or the key does not cover this topic: let the guard decide.
+            # No decision is cached, or the key does not cover this topic: let the guard decide.
             return self._decide(parse_head(raw), digest, nameless)
         head = structs.replace(known, request=request)
         self.cache.put(digest, head)
@@ -191,7 +191,7 @@ class HeadReader:
     def _decide(self, head: Head, digest: bytes, nameless: bytes | None) -> AnyHead:
         """Decide about a parsed head, and cache an admission under both digests.
 
-        ``nameless`` is the digest of the head without its topic, or None.
+        ``nameless`` is the digest of the head excluding the topic's name, or None.
         """
         cors = self._guard.cors
         lines = cors.lines(head.fields)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 protocol: the state machine of one connection, which answers requests in order.
+"""HTTP/1.1 protocol: the state machine of one connection, which serves its requests in order.
 
                  .--------------------- answered <-------------------.
                  v                                                    |
@@ -104,7 +104,7 @@ class Http1Protocol:
         # True while `serve` or `_answered` is on the stack. A result or an end that arrives in
         # this time is handled by that caller, so that no request is served recursively.
         self._is_serving = False
-        self._scope: trio.CancelScope | None = None  # of its task
+        self._scope: trio.CancelScope | None = None  # of the connection's task
         # Of the current request
         # Set from the admission of a head until its response is sent. In READING it means that
         # the connection waits for a body.
@@ -466,9 +466,9 @@ class Http1Protocol:
         return self._send(answer, close=close)
 
     def _skip_unused_body(self, length: int | None, expects_continue: bool) -> None:
-        """Decide what happens to the unused body of this request.
+        """Prepare for the end of this request, whose body is not used.
 
-        A short body is skipped after the response. Otherwise the connection is closed.
+        A short body is skipped after the response. After a long one, the connection is closed.
         """
         connection = self.connection
         # The length is unknown, or reading the body would cost more than a new connection. With
@@ -627,7 +627,7 @@ class Http1Protocol:
             self.serve()
 
     async def _attempt(self, running: Awaitable[None]) -> None:
-        """Await a function of a task. If it fails, send a 500 response or close the connection."""
+        """Await the call of a task. If it fails, send a 500 response or close the connection."""
         try:
             await running
         except* CONNECTION_ERRORS:

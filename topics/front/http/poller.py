@@ -68,7 +68,7 @@ class Poller:
         self._loop.unwatch(client.fd)
 
     def serves_keyless(self, client: Watched) -> bool:
-        """Return whether this loop iteration serves a client that has shown no key.
+        """Return whether this loop iteration serves a client that has not sent a known key.
 
         The limit applies only if the server has keys. The input of further clients stays in their
         sockets. A client gets a ticket when it has input, and each iteration serves the next

@@ -17,7 +17,7 @@ SECONDS: Final = SENT + 1
 BUCKETS: Final = SECONDS + 1
 _WIDTH: Final = BUCKETS + len(LATENCY_BOUNDS_US) + 1
 _BOUNDS_S: Final = [bound / 1e6 for bound in LATENCY_BOUNDS_US]
-RANDOM_BYTES = 6  # of the prefix of a process, so that its ids differ from those of other processes
+RANDOM_BYTES = 6  # of a process's prefix, so that its ids differ from the ids of other processes
 
 
 class RequestIds:

@@ -1,4 +1,4 @@
-"""Request stream: the HTTP/1.1 input of one connection, without its socket.
+"""Request stream: the HTTP/1.1 input of one connection, independent of its socket.
 
     receive --> next_head --> take, or skip: its body --.
                     ^-----------------------------------'

@@ -1,4 +1,4 @@
-"""Feed reads: read the pages with which readers catch up, with one call for equal requests.
+"""Catch-up reads: read the pages with which readers catch up. Equal requests share one call.
 
 Readers that request the same page while it is in flight share one call and its result. For each
 shard, a front has at most `READING_MAX_BYTES` of pages in flight or not yet delivered. Further
@@ -108,7 +108,7 @@ class ReadBudget:
 
 
 class CatchUpReads:
-    """The reads in flight of all readers of a front."""
+    """The reads in flight for all readers of a front."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards

@@ -126,8 +126,8 @@ class FeedSubscriptions:
                 self._shards.notify(feed.shard, FEED_CLOSE, FeedParams(feed.number))
 
     def wait_for_shard(self, reader: Reader) -> None:
-        """Retry later, because the shard cannot serve the reader or memory for its pages is
-        missing.
+        """Retry later, because the shard cannot serve the reader or there is no memory for its
+        pages.
 
         The reader retries when the shard serves again, or after `RETRY_S`.
         """
@@ -190,7 +190,7 @@ class FeedSubscriptions:
                 reader.stream.catch_up()
 
     def feed_ended(self, shard: int, params: FeedEndedParams) -> None:  # noqa: ARG002 - the front assigns the numbers
-        """Handle the end of a feed, because of an error or because its topic was deleted."""
+        """Handle the end of a feed, which an error or the deletion of its topic has caused."""
         feed = self.by_number.get(params.feed)
         if feed is None:
             return
@@ -230,7 +230,7 @@ class FeedSubscriptions:
         self.kept.add(feed.kept, page)
         for reader in list(feed.live):
             stream = reader.stream
-            # The reader has read further itself.
+            # The reader has already caught up beyond this page.
             if page.to_seq <= reader.seq:
                 continue
             if stream.outbox.unsent is not None or reader.seq != page.follows_seq:

@@ -1,8 +1,8 @@
 """Live: the streams of a front and the messages of shards for them (decision 0010).
 
 shards --jobs--> work streams (work_subscriptions.py, work_stream.py)
-shards --> Feeds (feeds.py) --page--> every stream whose cursor is where the page begins
-               |                      (topic_streams.py)
+shards --> feeds (feed_subscriptions.py) --page--> every stream whose cursor is where the page
+               |                                   begins (topic_streams.py)
                '-> the newest pages are kept for readers slightly below the head (pages.py)
 """
 

@@ -14,7 +14,7 @@ from topics.formats.wire.calls import FeedPageParams, FeedReadResult
 
 CACHE_MAX_BYTES = 32 << 20  # of records, for all feeds together; renderings are not counted
 CACHE_MAX_PAGES = 64  # for each feed
-PAGE_OVERHEAD_BYTES = 512  # size that a page counts in addition to its records
+PAGE_OVERHEAD_BYTES = 512  # counted for each page in addition to its records
 
 
 class FeedPage:
@@ -65,7 +65,7 @@ class FeedPages:
         self.pages: deque[FeedPage] = deque()
 
     def page_from(self, seq: int) -> FeedPage | None:
-        """Return the kept page that continues ``seq``, or None."""
+        """Return the kept page that continues a reader at ``seq``, or None."""
         pages = self.pages
         if not pages or not pages[0].follows_seq <= seq < pages[-1].to_seq:
             return None
@@ -76,8 +76,8 @@ class FeedPages:
         continue it.
 
         This is the beginning of the first kept page that ends above ``seq``. If ``seq`` is within
-        this page, it is the end of the page. Without such a page it is ``feed_seq``, the seq of the
-        feed.
+        this page, it is the end of the page. If there is no such page, it is ``feed_seq``, the seq
+        of the feed.
         """
         for page in self.pages:
             if page.follows_seq > seq:
@@ -88,7 +88,7 @@ class FeedPages:
 
 
 class PageCache:
-    """The bound for the kept pages of all feeds."""
+    """The kept pages of all feeds, with their common bound."""
 
     def __init__(self) -> None:
         self.size = 0

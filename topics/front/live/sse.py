@@ -2,8 +2,8 @@
 
 head         `HEADERS`
 at open      `RETRY`: the delay after which a client reconnects
-taken over   `NEVER_AGAIN`: no reconnect, because two tabs would displace each other forever
-data lines   one, or one for each line end in the white space of a payload
+taken over   `NEVER_AGAIN`: no reconnect; otherwise two tabs would displace each other forever
+data lines   one, and another one after each line end in the white space of a payload
 heartbeat    a comment
 error        reports why the stream ends, that a topic cannot be read, or that topics are paced
 """
@@ -30,12 +30,12 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def data_lines(json: bytes) -> bytes:
-    """Return JSON as the ``data`` lines of an event, without the line end."""
+    """Return JSON as the ``data`` lines of an event, excluding the last line end."""
     return b"data: " + continued(json)
 
 
 def continued(json: bytes) -> bytes:
-    """Return JSON as it continues a data line.
+    """Return JSON in the form in which it can follow the beginning of a data line.
 
     Payloads are sent unchanged. The white space between their JSON tokens may contain line ends,
     which start a new data line. The client joins the lines again.

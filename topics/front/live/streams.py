@@ -151,9 +151,9 @@ class Streams:
         self._has_deferred.set()
 
     def call_in(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call ``call`` after ``seconds``. It must neither wait nor raise.
+        """Call ``call`` after ``seconds``. ``call`` must neither wait nor raise.
 
-        Without pressure nothing uses this function.
+        This function is used only under pressure.
         """
 
         async def wait() -> None:
@@ -317,7 +317,7 @@ class Stream(ABC):
         return self.outbox.last_sent + self.heartbeat_s - TICK_INTERVAL_S - time.monotonic()
 
     def check(self) -> None:
-        """Send a heartbeat, or close the stream of a client that is too slow, if it is due."""
+        """If a check is due, send a heartbeat, or close the stream if its client is too slow."""
         if self.until_check_s() <= 0:
             self.disconnect() if self.outbox.holding else self.outbox.write(self.heartbeat())
 
@@ -385,10 +385,10 @@ class Stream(ABC):
         return self.outbox.unsent is not None
 
     def on_sent(self) -> None:  # noqa: B027 - only some streams use it
-        """Handle that the socket has accepted all written data. A backlog is sent afterwards."""
+        """Called when the socket has accepted all written data."""
 
     def resumed(self) -> None:  # noqa: B027 - only topic streams react to it
-        """Handle that the socket accepts data again."""
+        """Called when a stalled socket accepts data again."""
 
 
 class Outbox:
@@ -425,8 +425,8 @@ class Outbox:
     def write(self, *parts: bytes) -> None:
         """Send the parts, and keep the bytes that the socket does not accept.
 
-        Long parts are not copied. While the outbox is stalled, callers may only write data with a
-        bound, or final data.
+        Long parts are not copied. While the outbox is stalled, callers may write only data of
+        bounded size, or final data.
         """
         if self.is_closed:
             return
@@ -474,7 +474,7 @@ class Outbox:
         return (chunk_start(size), *parts, CHUNK_END) if size else parts
 
     def _keep_unsent(self, parts: Sequence[bytes], sent: int) -> None:
-        """Keep the parts without their first ``sent`` bytes."""
+        """Keep the parts, excluding their first ``sent`` bytes."""
         for part in parts:
             if sent < len(part):
                 self._keep(part, sent)
@@ -551,7 +551,7 @@ class Outbox:
             self._owner.attempt(self._owner.resumed)
 
     def _send_some(self, unsent: memoryview) -> None:
-        """Send a bounded number of unsent bytes, and continue with the backlog at their end."""
+        """Send a bounded number of unsent bytes. After the last one, continue with the backlog."""
         with contextlib.suppress(BlockingIOError):
             sent = self._sock.send(unsent[:SEND_MAX_BYTES])
             self.last_sent = time.monotonic()

@@ -81,7 +81,7 @@ class Reader:
 
     @property
     def needs_catch_up(self) -> bool:
-        """Whether there may be records to read for it now."""
+        """Whether the reader is neither live nor waiting, so that it must read records now."""
         return not self.is_live and not self.is_waiting
 
 
@@ -112,7 +112,7 @@ class TopicHead(NamedTuple):
 
 
 class ReaderStart(NamedTuple):
-    """The start of a reader. ``epoch`` is 0 if its cursor cannot belong to the current topic."""
+    """The start of a reader. ``epoch`` is 0 if ``from_seq`` is above the head of the topic."""
 
     from_seq: int
     epoch: int

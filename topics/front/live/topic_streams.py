@@ -1,9 +1,9 @@
 """Topic streams: deliver live records of topics to a client, independent of the protocol.
 
-                    page                 the reader's cursor is where a page of the feed begins
-    Feeds (feeds.py) ----> live reader  <-------------------------------------------- reader that
-                               |  the socket accepts no more data                     catches up
-                               '--------------------------------------------------->
+             page                 the reader's cursor is where a page of the feed begins
+    feed    ----> live reader    <---------------------------------------------------- reader that
+                        |  the socket accepts no more data                             catches up
+                        '---------------------------------------------------------->
 
 A stream follows each topic with one `Reader`. To catch up, it has one task for each shard, so that
 a slow shard delays only its own topics. Within a task, the readers take turns:
@@ -31,7 +31,7 @@ from topics.front.live.live import Live
 from topics.front.live.pages import FeedPage
 from topics.front.live.subscriptions import FeedSubscription, Reader, ReaderStream
 
-# Reasons of tombstones for records that the topic itself has evicted.
+# The values of ``reason`` in tombstones for records that the topic itself has evicted.
 LOSSES = ("cap", "ttl", "mixed")
 
 
@@ -82,7 +82,7 @@ class TopicStream(ReaderStream):
         """Return the event that reports that the topic cannot be read. The stream continues."""
 
     def moved(self, reader: Reader) -> None:
-        """Handle a change of the reader's cursor."""
+        """Called when the reader's cursor has moved."""
 
     # Begin and end
 
@@ -134,8 +134,8 @@ class TopicStream(ReaderStream):
                 self.live.nursery.start_soon(self._catch_up_with, shard)
 
     async def _catch_up_with(self, shard: int) -> None:
-        """Advance the readers of one shard in rotation, until none needs it or the stream is
-        stalled.
+        """Advance the readers of one shard in rotation, until no reader needs to catch up or the
+        stream is stalled.
         """
         try:
             # A stalled socket ends the task. `resumed` starts it again.
@@ -245,7 +245,8 @@ class TopicStream(ReaderStream):
             reader.is_caught_up = False
         elif not reader.is_caught_up:
             reader.is_caught_up = True
-            # The head of a strong view is the last synced record. A tail begins at the last record.
+            # In a strong view, the head is the last synced record. A reader with ``tail`` begins at
+            # the last record, which may be above this head.
             parts.append(self.caught_up_event(reader, max(page.head_seq, reader.seq)))
         # One write for all parts, so that the client gets them together.
         if parts:
@@ -265,7 +266,7 @@ class TopicStream(ReaderStream):
         if is_start_too_old:
             tombstone = {**tombstone, "reason": "from_seq_too_old"}
         reader.seq = page.from_seq
-        # The client was only notified for the earlier topic.
+        # The client was only notified for the earlier incarnation of the topic.
         if tombstone["reason"] == "recreated":
             reader.is_caught_up = False
         self.moved(reader)

@@ -10,7 +10,7 @@ event. A client that reconnects with an id is rewound to these cursors, and neve
 Without an id, the session is rewound to the data that the last stream's socket did not accept
 completely. An id that this session cannot have sent is ignored, so that it cannot hide this data. A
 map does not identify the incarnation of a topic, so `EarlierIncarnation` stores which seqs of the
-new incarnation ids have carried. Rewinding too far delivers records twice. A rewind must never hide
+new incarnation were part of ids. Rewinding too far delivers records twice. A rewind must never hide
 a record.
 """
 
@@ -33,7 +33,7 @@ class EarlierIncarnation:
 
     last: int
     epoch: int  # the epoch of this incarnation
-    # Seqs of the new incarnation that ids have carried.
+    # Seqs of the new incarnation that were part of ids.
     shown: set[int] = field(default_factory=set)
 
 
@@ -56,7 +56,7 @@ class WatchSession:
     earlier: dict[str, EarlierIncarnation] = field(default_factory=dict)
     # Cursors before the moves that the last stream's socket did not accept completely.
     unsent: dict[str, list[Cursor]] = field(default_factory=dict)
-    # True from the first id on that is a checkpoint, because the map was too long.
+    # True after the first id that was the number of a checkpoint, because the map was too long.
     has_checkpoints: bool = False
 
     def id(self) -> bytes:
@@ -131,8 +131,8 @@ class WatchSession:
     def _may_have_sent(self, topic: str, cursor: Cursor) -> bool:
         """Return whether an id of this session may have contained the cursor.
 
-        Below the data that was sent completely, every cursor is accepted. Above it, only cursors
-        that the reader really had are accepted.
+        Every cursor below the end of the completely sent data is accepted. Above this end, only
+        cursors that the reader has had are accepted.
         """
         now, unsent = self.cursors[topic], self.unsent.get(topic)
         if cursor == now or (unsent and cursor in unsent):
@@ -142,9 +142,9 @@ class WatchSession:
         return cursor[0] < first[0] if cursor[1] == first[1] else first[1] == now[1]
 
     def _cursor_at(self, topic: str, seq: int) -> Cursor:
-        """Return the cursor that an id means by a seq.
+        """Return the cursor to which a seq in an id refers.
 
-        It is a cursor of the earlier incarnation, unless an id has carried the seq for the new one.
+        It belongs to the earlier incarnation, unless the seq was part of an id for the new one.
         """
         earlier = self.earlier.get(topic)
         is_old = earlier is not None and seq <= earlier.last and seq not in earlier.shown
@@ -153,7 +153,7 @@ class WatchSession:
     def _cursors_at_checkpoint(self, known: int) -> list[tuple[str, Cursor]]:
         """Return the cursors to rewind to, in the order in which to apply them.
 
-        The last one is final.
+        If a topic occurs several times, its last cursor is the final one.
         """
         # The moves since this checkpoint are no longer stored completely: use an older map.
         if self.moves and known + 1 < self.moves[0][0]:
@@ -176,7 +176,7 @@ class WatchSession:
         self.moves.append((self.checkpoint, topic, self.cursors[topic]))
 
     def _note_shown(self, topic: str, seq: int) -> None:
-        """Store a seq of the new incarnation that an id carries."""
+        """Store a seq of the new incarnation that is part of an id."""
         shown = self.earlier[topic].shown
         shown.add(seq)
         # After this many moves, the client has received the end of the earlier topic.

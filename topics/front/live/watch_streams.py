@@ -124,7 +124,7 @@ class WatchStream(EventStream):
         self._before: dict[str, list[Cursor]] = {}
 
     def id(self) -> bytes:
-        """Return the id of all cursors of the session."""
+        """Return the event id for all cursors of the session."""
         return self.session.id()
 
     def repeat_deleted(self) -> None:
@@ -160,7 +160,7 @@ class WatchStream(EventStream):
 
 
 class OneRequestStream(EventStream):
-    """A GET that names its topics.
+    """A GET whose query lists its topics.
 
     ``gone`` contains topics of the client's id that no longer exist. ``id`` is the id of
     the client's cursors.

@@ -108,7 +108,7 @@ class Watches:
             raise NotAcceptable("the response is text/event-stream")
         self.live.check_room(principal, leaving=session.stream)
         if session.stream is None:
-            # Restart its time, because a slow client may receive the head of its stream late.
+            # Restart the idle time, because a slow client may receive the head of its stream late.
             self._note_idle(session)
         return session
 

@@ -77,7 +77,8 @@ class MessageClock:
 
 
 FRAMES_PER_ITERATION = 64  # takes 1 ms for publishes or refusals; then other connections run
-# Number of frames: the shard processes the first ones while the front decodes the rest.
+# Number of frames after which publishes are sent, so that the shard can process them while the
+# front decodes the remaining frames.
 FLUSH_EVERY = 32
 NO_SPACE = "no memory for the rest of this message; try again later"
 

@@ -2,8 +2,8 @@
 
     publishes of one read --by topic--> batch --one message--> shard --one message--> results
 
-Publishes to one topic that arrive in one read are sent as one batch, and so are their results. The
-results of one topic are in order. The shard decides each publish separately. A batch is sent when
+Publishes to one topic that arrive in one read are sent as one batch, and share one reply. The
+results of one topic are in order. The shard processes each publish separately. A batch is sent when
 it has the maximum length of an inline message. A longer publish is sent alone, in shared memory. A
 very long publish is copied there in steps (`add_long`).
 
@@ -47,7 +47,7 @@ COPY_BYTES = 1 << 20  # copied in one step
 class PublishBatch:
     """Publishes to one topic that are sent together.
 
-    ``at`` is the time of the first one in monotonic ns.
+    ``at`` is the time of the first publish in monotonic ns.
     """
 
     __slots__ = ("at", "bodies", "length", "request_ids", "seqs", "topic")
@@ -106,7 +106,7 @@ class Publishes:
     def is_full(self) -> bool:
         """Whether the socket must not be read until a publish is answered.
 
-        The bound of all sockets permits each socket one publish in flight.
+        Even above the bound for all sockets, each socket may have one publish in flight.
         """
         if self._unanswered_bytes and self._live.publish_bytes >= self._live.publish_max_bytes:
             return True

@@ -7,7 +7,7 @@
     data: JSON     like a member of ``claimed``, with its topic
 
 So a client that reads slowly delays its own jobs, and at most one page of jobs waits in memory for
-it. However the stream ends, its shard releases its leases.
+it. When a stream ends, for any reason, its shard releases its leases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics.front.pressure.governor import COALESCE_S
 
 
 class WorkStream(JobReceiver):
-    """One GET of the work of a queue."""
+    """The response to one `GET /v0/topics/:topic/work`."""
 
     has_own_slot = True  # its subscription has acquired the slot
     kind = StreamKind.WORK

@@ -55,7 +55,7 @@ class WorkSubscription:
         self._early: list[Callable[[JobReceiver], None]] = []
 
     def deliver(self, call: Callable[[JobReceiver], None]) -> None:
-        """Call ``call`` with the worker, now or when `begin` sets the worker."""
+        """Call ``call`` with the receiver, now or when `begin` sets the receiver."""
         if self._receiver is None:
             if not self.is_closed:
                 self._early.append(call)
@@ -63,14 +63,14 @@ class WorkSubscription:
             self._receiver.attempt(call, self._receiver)
 
     def begin(self, receiver: JobReceiver) -> None:
-        """Deliver the early messages to the worker, and all later ones immediately."""
+        """Deliver the early messages to the receiver, and all later ones immediately."""
         self._receiver = receiver
         early, self._early = self._early, []
         for call in early:
             self.deliver(call)
 
     def discard(self) -> None:
-        """Drop the worker and undelivered messages, because the client has disconnected."""
+        """Drop the receiver and undelivered messages, because the client has disconnected."""
         self._receiver, self._early = None, []
 
 
@@ -167,7 +167,7 @@ class WorkSubscriptions:
             subscription.deliver(lambda receiver: receiver.show(params, body))
 
     def work_ended(self, shard: int, params: WorkEndedParams) -> None:  # noqa: ARG002 - the front assigns the numbers
-        """Handle the end of a work stream in the shard."""
+        """Send the error with which a shard has ended a work stream, and end the stream."""
         subscription = self.by_number.pop(params.work, None)
         if subscription is not None:
             _fail(subscription, restored(params.error, params.message, {}))

@@ -1,12 +1,12 @@
 """Governor: the overload controller for one shard, as a front sees it (decision 0030).
 
     delay ms, each tick      the wait of a new write: in the loop, in the ring, in the shard
-    -> late                  ticks above TARGET_MS, and back
+    -> late                  grows with each tick above TARGET_MS, and decreases below half of it
     -> pauses of streams, longer for low bands
     -> share                 0..1: the part of all writes that is refused, low bands first
 
-``share`` is controlled by the lowest delay of the last ticks, with a proportional and an integral
-part. So a burst or a stopped process does not change it. No write is refused while the queue is
+A PI controller sets ``share`` from the lowest delay of the last ticks, so that a short burst or a
+stopped process does not change it. No write is refused while the queue is
 short, because refusals would not help a few clients that wait for a slow machine. The governor uses
 no clocks and no tasks.
 """
@@ -24,7 +24,7 @@ RECENT: Final = 4  # ticks; the controller uses the lowest delay of these
 COALESCE_AT, PACE_AT, REFUSE_AT, LATE_MAX = 2.0, 4.0, 10.0, 20.0  # ticks
 LATE_RECOVERY: Final = 2.0  # per tick with less than half of TARGET_MS
 TICKS_MAX: Final = 4.0  # the maximum number of ticks that one long tick counts as
-SHARE_MAX: Final = 0.95  # of any band, so that some writes of each band are accepted
+SHARE_MAX: Final = 0.95  # maximum refused part of a band, so that each band makes progress
 TOP_BAND_EXCESS: Final = 2.0  # multiple of TARGET_MS below which the top band is not refused
 EXCESS_MAX: Final = 4.0  # multiple of TARGET_MS above which the delay is cut off
 QUEUE_MIN: Final = 16  # waiting writes; fewer are not an overload
@@ -40,7 +40,7 @@ PAUSE_WEIGHTS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)  # by band
 class Governor:
     """The pressure on one shard.
 
-    ``is_unthrottled`` is true if nothing is late; then writes need not be counted.
+    ``is_unthrottled`` is true if nothing is late. The caller need not count writes then.
     """
 
     def __init__(self, now: float) -> None:
@@ -57,7 +57,7 @@ class Governor:
 
     @property
     def writes_per_s(self) -> float:
-        """The rate of all writes, including refused ones. It is only measured while not calm."""
+        """The rate of all counted writes, including refused ones."""
         return sum(self._rates)
 
     def pause_s(self, band: int) -> float:
@@ -93,8 +93,8 @@ class Governor:
         ticks = min(elapsed_s / TICK_S, TICKS_MAX)
         self._measure(elapsed_s)
         if delay_ms >= TARGET_MS:
-            # A loop iteration may be longer than a tick. A process that was stopped counts as one
-            # tick.
+            # A long loop iteration counts as several ticks. If nothing was late before it, for
+            # example because the process was stopped, it counts as one tick.
             self._late = min(self._late + (max(ticks, 1.0) if self._late else 1.0), LATE_MAX)
         elif delay_ms < TARGET_MS / 2:
             self._late = max(self._late - LATE_RECOVERY, 0.0)
@@ -118,7 +118,7 @@ class Governor:
         self._arrived, self._refused = [0] * BANDS, 0
 
     def _control(self, excess: float, ticks: float, *, is_short: bool) -> None:
-        """Update ``share`` with the excess and its change, or let it fade."""
+        """Update ``share`` with the excess and its change, or decrease it."""
         if self.share or self._late >= REFUSE_AT:
             step = INTEGRAL * ticks * (excess - 1.0) + PROPORTIONAL * (excess - self._excess)
             share = self.share * SHARE_DECREASE if excess < 0.5 or is_short else self.share + step

@@ -4,12 +4,12 @@ streams (decision 0030).
     the loop's iterations, the shards' delays --> a `Governor` for each shard --> refusals, pauses
     appends of a loop iteration that has become long --> `AppendScheduler` --> by band
 
-Without pressure, a write checks only ``is_unthrottled``. The response to a refused write contains a
-time that is reserved for this client. The times are as far apart as the server needs, and a retry
-at its time is accepted:
+While there is no pressure, a write checks only ``is_unthrottled``. The response to a refused write
+contains a time that is reserved for this client. The times are as far apart as the server needs,
+and a retry at its time is accepted:
 
     refused --promise--> due at its time --a write of the same key to the same topic--> accepted
-                                    '--LIFE_S later--------------------------------> expired
+                                    '--PROMISE_LIFETIME_S later--------------------> expired
 
 A promise belongs to a key and a topic. From its time on, it admits the first write of this key to
 this topic that would be refused otherwise. The next promise for the same key and topic is later
@@ -44,7 +44,7 @@ from topics.front.request import Body, Request
 log = structlog.get_logger()
 
 IDLE_LAG_MS: Final = 1.0
-# The part of the time that appends are parked that counts as lag of the loop.
+# The fraction of the parking time of appends that counts as lag of the loop.
 PARKED_PART: Final = 0.25
 NOTICE_INTERVAL_S: Final = 10.0  # minimum interval between two log messages
 BANDS_MAX: Final = 65_536  # number of topics whose bands are stored
@@ -54,7 +54,8 @@ RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
 RETRY_PART: Final = 0.1  # the part of the capacity that is for retries; the rest is for new writes
 RATE_MIN: Final = 20.0  # writes per second; the lower bound of the measured capacity
 REFUSAL_HOLD_S: Final = 0.1
-# A longer body has already cost what a refusal would save, and its opt-out takes long to find.
+# A longer body is never refused: it was already received, so a refusal would save little, and a
+# search for the opt-out would take long.
 REFUSABLE_MAX_BYTES: Final = 4 << 20
 
 LONG_ITERATION_S: Final = 0.004  # a longer loop iteration counts as long
@@ -97,7 +98,7 @@ class Bands:
 class Promises:
     """Times at which refused writes are accepted.
 
-    There are at most `PROMISES_MAX` promises, so that a client that collects them gets no more.
+    There are at most `PROMISES_MAX` promises, so that clients cannot use unlimited memory.
     """
 
     def __init__(self) -> None:
@@ -109,8 +110,8 @@ class Promises:
     def promise(self, holder: Holder, now: float, apart_s: float) -> float:
         """Return the time at which the holder may retry.
 
-        It is ``apart_s`` later than the last time of a new holder. The time is not promised if it
-        is too far ahead or if there are too many promises.
+        For a new holder, it is ``apart_s`` later than the last time of another new holder. The time
+        is not promised if it is too far ahead or if there are too many promises.
         """
         dues = self._due.get(holder)
         if dues:  # the holder has its own sequence, with its share of the capacity
@@ -260,7 +261,7 @@ class Pressure:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.scheduler.run)
             while True:
-                # Without pressure, the usual ticks suffice.
+                # While there is no pressure, the usual ticks suffice.
                 is_idle = self.is_unthrottled and self._lag_ms < IDLE_LAG_MS
                 if is_idle:
                     await wait_tick()
@@ -331,8 +332,8 @@ class Pressure:
         identifies the stream. ``shard`` None means topics of any shard.
         """
         if not self.is_unthrottled:
-            # The governor with the lowest share has only the pressure that all shards share: that
-            # of the loop.
+            # The lowest share is caused only by the pressure that all shards have in common: the
+            # lag of the event loop.
             least = min(self.governors, key=lambda governor: governor.share)
             governor = least if shard is None else self.governors[shard]
             band = max(map(self.bands.of, topics or [""]))
@@ -378,7 +379,7 @@ _opt_out = msgspec.json.Decoder(_OptOut)
 def opts_out(body: Buffer) -> bool:
     """Return whether the write has opted out of refusals under pressure.
 
-    A malformed body does not opt out; it is refused for one reason or the other.
+    A malformed body does not opt out, because it is refused in any case.
     """
     text = bytes(body)
     # This covers every spelling of the name, because its letters can only be escaped as \\uXXXX.

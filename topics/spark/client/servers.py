@@ -6,12 +6,12 @@ A list consists of addresses with optional names, separated by commas:
     a=http://10.0.0.1:4000,b=http://10.0.0.2:4000     two servers, named a and b
 
 The name of a server is its identity. It is stored in the offsets of queries, so a server that keeps
-its name may move to another address. Without a name, the address is the name. User info of an
-address (``user:password@``) is a secret and never a part of the name.
+its name may move to another address. If an entry has no name, its address is the name. User info
+of an address (``user:password@``) is a secret and never a part of the name.
 
-A new topic is created on the server that rendezvous hashing selects: each server has a score, a
-hash of its name and the topic's, and the highest score wins. All clients compute the same server
-for any order of the list. An existing topic stays on its server.
+A new topic is created on the server that rendezvous hashing selects: the score of a server is a
+hash of its name and the topic's name, and the highest score wins. All clients select the same
+server for any order of the list. An existing topic stays on its server.
 """
 
 from __future__ import annotations

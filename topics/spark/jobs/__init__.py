@@ -13,7 +13,7 @@
     compact.py        appends the last record of each key to another topic
 
 The module of a job has the name of its subcommand. ``add(commands)`` adds the parser of the
-subcommand. ``run(options)`` does the job, and returns its report: ``text()``, and ``agrees`` if the
-server and the archive have all records. PySpark and pyarrow are imported only within functions, so
-that ``topics-spark --help`` loads neither.
+subcommand. ``run(options)`` does the job and returns its report, which has ``text()`` for the user,
+and ``agrees``, which is true if the server and the archive have all records. PySpark and pyarrow
+are imported only within functions, so that ``topics-spark --help`` loads neither.
 """

@@ -29,7 +29,7 @@ COUNTS = ("records", "repeated", "requests", "retries")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
     """The counts of a job for its topic. An earlier run appended ``repeated`` of the ``records``.
-    The heads are those of the topic. ``notes`` are other counts of the job.
+    ``head_before`` and ``head_after`` are the topic's heads. ``notes`` are other counts of the job.
     """
 
     topic: str
@@ -49,7 +49,7 @@ class Appended:
 
     @property
     def surplus(self) -> int:
-        """Seqs that the topic gained in addition to those of this run; negative if it lacks some.
+        """Seqs that the topic gained in addition to this run's; negative if seqs are missing.
 
         Eviction and deletion do not lower a topic's head. The head is lower only if the topic was
         created again, or the server was restored or lost records in a crash.
@@ -68,7 +68,7 @@ class Appended:
 
     def text(self) -> str:
         """Return the counts as a table, and whether the server agrees."""
-        from topics.cli.shell import aligned  # not above, because executors import this module
+        from topics.cli.shell import aligned  # local, because executors import this module
 
         rate = self.records / self.seconds if self.seconds > 0 else 0.0
         rows = {

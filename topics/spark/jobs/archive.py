@@ -96,7 +96,7 @@ class ArchiveJob:
         return heads
 
     def read(self, spark: SparkSession, since: str) -> DataFrame:
-        """Return the archived records of the date ``since`` and later."""
+        """Return the archived records with the date ``since`` or later."""
         uri = uri_of(self.directory)
         if self.format == "delta":
             return table_rows(spark, uri, since)

@@ -1,6 +1,6 @@
 """Compares an archive with the server after a run.
 
-The progress of the query has the seqs that the run read of each topic. If the files contain the
+The progress of the query has the seqs that the run read from each topic. If the files contain the
 same number of records with the same sum of seqs, they contain each record once. Otherwise seqs were
 deleted, lost or duplicated, and the topic is read again. It is a fault if a record of the server is
 not in the files, or if the files contain a record twice.
@@ -73,9 +73,9 @@ def check(
     before: Heads,
     rows: Callable[[str], DataFrame],
 ) -> list[Checked]:
-    """Check the topics that a run read, and those that it did not read completely. ``options`` are
-    those of the connection, and ``before`` has the ``heads`` before the run. ``rows`` reads the
-    archive from a date on. Raise the errors of the source.
+    """Check the topics that a run read, and the topics that it did not read completely. ``options``
+    are the connection options. ``before`` contains the ``heads`` before the run. ``rows`` reads the
+    archive from a given date on. Raise the errors of the source.
     """
     from pyspark.sql import functions as f
 
@@ -103,7 +103,7 @@ def check(
 
 
 def checked(partition: int, server: str, topic: str, span: Span, head: Head | None) -> Checked:
-    """Return the check of a span. ``head`` is that of the topic before the run. Records that were
+    """Return the check of a span. ``head`` was the topic's head before the run. Records that were
     deleted before the run are not reported as lost.
     """
     (start, end), after, since = span, 0, EVER
@@ -132,7 +132,7 @@ def is_current(each: Checked, heads: Heads) -> bool:
 
 
 def unread(run: QueryProgress, before: Heads) -> list[Checked]:
-    """Return the topics that the query did not read up to the head that they had before."""
+    """Return the topics that the query did not read up to their heads before the run."""
     found = []
     # Of several incarnations, the last one counts.
     ends = {(server, topic): span.end for (server, topic, _), span in run.spans.items()}

@@ -52,7 +52,7 @@ def dated(df: DataFrame) -> DataFrame:
 
 def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
     """Write a batch of `dated` rows and commit it, unless the table already contains it. Raise
-    `JobError` if the table is newer than the checkpoint, or of another query.
+    `JobError` if the table is newer than the checkpoint, or belongs to another query.
     """
     from deltalake import CommitProperties, DeltaTable, Schema, Transaction
     from deltalake.transaction import AddAction
@@ -77,7 +77,7 @@ def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
     folder = f"batch-{batch:010d}-{uuid4().hex[:8]}"
     rows = df.sortWithinPartitions(*ORDER).write.partitionBy("date").options(**WRITE)
     rows.parquet(f"{uri}/{folder}")
-    # One task avoids a shuffle, which in a stream has all shuffle partitions.
+    # One task avoids a shuffle, which would have all shuffle partitions in a stream.
     written = spark.read.schema(df.schema).parquet(f"{uri}/{folder}").coalesce(1)
     files = written.groupBy("date", "_metadata.file_path", "_metadata.file_size").count().collect()
     actions = [
@@ -109,7 +109,7 @@ def opened(uri: str) -> Any:
 
 
 def table_rows(spark: SparkSession, uri: str, since: str) -> DataFrame:
-    """Return the rows of the date ``since`` and later, without the date."""
+    """Return the rows with the date ``since`` or later, excluding the column ``date``."""
     from topics.spark.source.columns import schema_of
 
     table = opened(uri)
@@ -133,8 +133,8 @@ def table_errors(uri: str) -> Iterator[None]:
 
 
 def location(uri: str) -> dict[str, Any]:
-    """Return the arguments of ``deltalake`` for a URI. It would decode % in that of a local file.
-    The environment has the options of object stores.
+    """Return the arguments of ``deltalake`` for a URI. A local file is passed as a path, because
+    ``deltalake`` would decode % in a URI. The environment has the options of object stores.
     """
     options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     return {"table_uri": uri.removeprefix("file://"), "storage_options": options}

@@ -31,8 +31,8 @@ FORMATS = ("parquet", "csv", "json")
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz")  # Spark would read their bytes as text
 SHOWN_FILES = 5
-# A broken record ends the job; the header of every file is compared, not only of the first. Without
-# multiLine, Spark divides a quoted field that contains a line break into two records.
+# A broken record fails the job. The header of every file is compared, not only the first one.
+# Without multiLine, Spark divides a quoted field that contains a line break into two records.
 READER = {
     "csv": {
         "header": "true",
@@ -47,7 +47,7 @@ READER = {
 
 
 def format_of(source: str) -> str:
-    """Return the format of a suffix, also before ``.gz`` and similar ones; otherwise Parquet."""
+    """Return the format of the suffix, ignoring ``.gz`` and the like after it; default: Parquet."""
     found = (SUFFIXES.get(suffix.lower()) for suffix in reversed(Path(source).suffixes))
     return next(filter(None, found), "parquet")
 
@@ -73,7 +73,7 @@ def read(
 
     kind = form or format_of(source)
     given = {name.lower(): value for name, value in (options or {}).items()}
-    # With the recursive lookup, Spark reads subfolders and makes no columns of their names.
+    # With the recursive lookup, Spark reads subfolders and creates no columns from their names.
     lookup = {"recursivefilelookup": str(not partitioned).lower()}
     if kind == "json" and not given and schema is None and not partitioned:
         lines = spark.read.options(**lookup).text(source).where(f.col("value").rlike(r"\S"))
@@ -111,7 +111,7 @@ def _check_utf8(spark: SparkSession, source: str, lookup: dict[str, str]) -> Non
 
 
 def _check_files(rows: DataFrame, source: str) -> None:
-    """Name the files that Spark does not read. Raise `UsageError` if it reads none."""
+    """Warn about files that Spark does not read. Raise `UsageError` if it reads none."""
     taken = {unquote(uri.removeprefix("file://")) for uri in rows.inputFiles()}
     if not taken:
         raise UsageError(
@@ -195,7 +195,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> Appended:
-    """Do the job."""
+    """Do the job of the command line."""
     source, is_local = options.source, "://" not in options.source
     # The checks that need no JVM come first. Only loading PySpark takes a second.
     if is_local and not GLOB.search(source) and not Path(source).exists():

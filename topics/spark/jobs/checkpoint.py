@@ -95,7 +95,7 @@ class Folder:
 
 
 def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
-    """Assign the checkpoint to this job, and remove the temporary files of a killed start.
+    """Assign the checkpoint to this job, and remove temporary files of a query killed at its start.
 
     Raise `JobError` if a query has begun with other arguments. Spark does not compare the
     arguments, and would treat existing results as results of this job.

@@ -2,8 +2,8 @@
 
 The source is read up to its head at the start. A record is left out if it is also the last record
 of its key in the destination. Therefore a repeated job appends nothing, even if records of the
-source were evicted in between. Incarnation and head of the source name the job, so that a repeated
-task appends nothing twice.
+source were evicted in between. The incarnation and the head of the source identify the job, so that
+a repeated task appends nothing twice.
 
 A record without a key is left out and counted. The results keep their order, keys, values, nodes
 and headers.
@@ -80,7 +80,7 @@ def planned(connection: Connection, topic: str) -> tuple[str, int]:
 def read_up_to(
     spark: SparkSession, options: argparse.Namespace, topic: str, head: int, allow_loss: bool
 ) -> DataFrame:
-    """Return the records of the topic up to that seq, inclusive."""
+    """Return the records of the topic up to the seq ``head``, inclusive."""
     more = {"subscribe": topic, "endingOffsets": json.dumps({topic: head + 1})}
     loss = {"failOnDataLoss": "false" if allow_loss else "true"}
     return read_batch(spark, {**options_of(options), **more, **loss})
@@ -96,14 +96,14 @@ def last_of_keys(df: DataFrame) -> DataFrame:
 
 
 def without_deleted(rows: DataFrame, current: DataFrame) -> DataFrame:
-    """Return the rows except null ones whose key ``current`` does not have."""
+    """Return the rows, excluding rows with the value null whose key is not in ``current``."""
     deleted = "value is null or trim(value) = 'null'"
     ends = rows.where(deleted).join(current.select("key"), "key", "left_semi")
     return rows.where(f"not ({deleted})").unionByName(ends)
 
 
 def without_unchanged(rows: DataFrame, current: DataFrame) -> DataFrame:
-    """Return the rows that ``current`` does not have, with any offset."""
+    """Return the rows that are not in ``current``, regardless of their offsets."""
     from pyspark.sql import functions as f
 
     same = [f.col(f"new.{name}").eqNullSafe(f.col(f"old.{name}")) for name in ("key", *REST)]

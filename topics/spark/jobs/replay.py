@@ -2,8 +2,8 @@
 
     DeltaTable -> parts (topic, partition, epoch, date) -> windows of offsets, sorted -> Sender
 
-Within an incarnation of a topic, time does not decrease, so the dates have the order of the
-offsets. Incarnations follow each other in the order of their epochs, which a server increases.
+Within an incarnation of a topic, timestamps do not decrease, so the dates have the order of the
+offsets. Incarnations are replayed in the order of their epochs, which a server increases.
 Memory is bounded by the size of a window. A record keeps its value, key, node and headers, and gets
 a new offset and timestamp.
 
@@ -121,7 +121,7 @@ class Archive:
         ]
         with table_errors(self.directory):
             rows = acero.Declaration.from_sequence(steps).to_table().to_pylist()
-        # Records without an epoch are older than those of the same topic that have one.
+        # Records that have no epoch are older than records of the same topic that have one.
         parts = sorted(
             (Part(**row) for row in rows),
             key=lambda part: (part.topic, part.partition, part.epoch or 0, part.date),
@@ -196,11 +196,11 @@ def replay(
     """Append the records of an archive to the topic ``into``, or to several topics if ``into``
     contains ``{topic}``, which is replaced by the name of the source topic.
 
-    ``options`` are those of a write by ``format("topics")``. ``topics`` names the source topics, by
-    default all. Several source topics are written to one target only if they are named. The date
-    ``until`` is excluded. ``job_id`` names the replay for idempotency, by default by the directory.
-    Raise `JobError` or `ServerError`. Records that were appended before remain, and the same replay
-    run again does not append them twice.
+    ``options`` are the options of a write by ``format("topics")``. ``topics`` lists the source
+    topics; by default, all are replayed. Several source topics are written to one target only if
+    they are listed. The date ``until`` is excluded. ``job_id`` identifies the replay in idempotency
+    keys; by default, it is derived from the directory. Raise `JobError` or `ServerError`. Records
+    that were appended before an error remain, and repeating the replay does not append them twice.
     """
     archive = Archive(directory)
     parts = archive.parts(topics, since, until)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL_S = 0.2
-UPDATE_S = 5.0  # between updates of the progress of a query
+UPDATE_S = 5.0  # between updates of a query's progress
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -83,8 +83,8 @@ def run_batches(
     follow_s: float | None,
     progress: QueryProgress,
 ) -> None:
-    """Call ``write`` with each batch of a stream, its number and the id of the query. Otherwise as
-    `run`. Raise what ``write`` raises.
+    """Like `run`, but call ``write`` with each batch of a stream, its number and the id of the
+    query. Raise the exceptions of ``write``.
     """
     failures: list[BaseException] = []
 

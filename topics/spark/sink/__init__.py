@@ -19,6 +19,6 @@ is identified by
     df.writeStream   the id of the query in its checkpoint, and the number of the micro-batch
     foreachBatch     a batch write with .option("jobId", f"{query_name}:{batch_id}")
 
-Rows that differ between attempts, and a topic that has lost the keys, may be appended twice. The
+Rows may be appended twice if they differ between attempts or if the topic has lost the keys. The
 section "Write" of topics/docs/spark.md lists these cases. No record is ever lost.
 """

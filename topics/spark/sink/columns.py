@@ -1,7 +1,7 @@
 """The columns of a DataFrame that become members of records (the table in topics/docs/spark.md).
 
-Other columns are ignored, as Kafka's sink does, so rows that were read can be written. A name that
-is easily mistaken for one of these is refused, because its values would be lost silently.
+Other columns are ignored, as in Kafka's sink, so that rows that were read can be written. A name
+that is similar to one of these columns is refused, because its values would be lost silently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Opens the topics of a write: finds their servers, and creates absent topics.
 
-A created topic gets a long idempotency window, because it must remember the keys of requests until
-a failed task or job is repeated. The default of the API, two minutes, is too short for that.
+A created topic gets a long idempotency window, because it must store the keys of requests until a
+failed task or job is repeated. The default of the API, two minutes, is too short for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topics.spark.job_errors import JobError
 from topics.spark.sink.options import HOUR_MS, SinkOptions
 from topics.spark.source.connection import RetryBudget, errors_of
 
-PROBE = "topics-spark-probe"  # a prefix, whose list shows whether a server accepts the key
+PROBE = "topics-spark-probe"  # topics with this prefix are listed to check the key
 
 
 class Clients:
@@ -97,7 +97,7 @@ def open_topic(
         except RequestError as error:
             if error.code != "forbidden" or is_job:
                 raise
-            return None  # a key of scope write can only append to a topic that exists
+            return None  # with the scope write only, a key can append to an existing topic
         if state is None and not options.create:
             raise JobError(
                 f'topic "{topic}": there is no such topic on {server.address}; create it, or leave'
@@ -131,8 +131,9 @@ def plan(
     is_job: bool = False,
     change: bool = False,
 ) -> tuple[dict[str, int], dict[str, Server]]:
-    """Open the topic of the options and return its head, if the key may read it, and its server, by
-    topic. Without a topic, check that the servers accept the key. Raises as `open_topic`.
+    """Open the topic of the options. Return its head, if the key may read it, and its server, both
+    by topic. If the options contain no topic, check that the servers accept the key, and return
+    empty dicts. Raises the exceptions of `open_topic`.
 
     With ``PLANNING``, also check that the key may append.
     """
@@ -156,5 +157,5 @@ def _check_key(client: TopicsClient) -> None:
     try:
         next(client.names(PROBE), None)
     except RequestError as error:
-        if error.code != "forbidden":  # a key of scope write
+        if error.code != "forbidden":  # the key lacks the scope read, but is valid
             raise

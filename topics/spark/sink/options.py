@@ -23,7 +23,7 @@ DURABILITIES = ("ephemeral", "memory", "disk", "fsync")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where and how to append. Picklable. Without ``topic``, each row names its topic."""
+    """Where and how to append. Picklable. If ``topic`` is None, each row contains its topic."""
 
     connection: Connection
     topic: str | None

@@ -3,7 +3,7 @@
     Arrow batch -> encode -> chunks of each topic -> thread: append a chunk with its key
 
 The next chunk is encoded while a request is in flight. A chunk is sent after the response to the
-previous one, which keeps the order of records, and not at all after a failure.
+previous chunk, which keeps the order of records. After a failure, no further chunk is sent.
 
 A chunk contains rows of one Arrow batch only. If an earlier stage of the query fails, Spark ends
 the input after one of its batches as if it were complete. If the last rows were kept for the next
@@ -37,8 +37,9 @@ from topics.spark.source.connection import errors_of
 
 @dataclass(slots=True)
 class Sent:
-    """The records that a task sent to a topic. ``repeated`` of them had been appended before: their
-    seqs are at most the head before the write, if it is known; otherwise the server had the key.
+    """The records that a task sent to a topic. ``repeated`` of them had been appended before. Their
+    seqs are not above the head before the write. If this head is unknown, the server has reported
+    that it had the key.
     """
 
     records: int = 0
@@ -96,7 +97,7 @@ class Sender:
         return self._figures
 
     def post(self, send: Callable[[], None]) -> None:
-        """Start ``send`` in a thread after the previous request. Raises the failure of that one."""
+        """Start ``send`` in a thread after the previous request. Raises that request's failure."""
         self.settle()
         self._flight = flight = Future[None]()
         Thread(target=_settle, args=(flight, send), name="append", daemon=True).start()

@@ -45,7 +45,7 @@ class Written(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One ``df.write``. Its keys contain ``jobId``, by default a new one."""
+    """One ``df.write``. Its keys contain ``jobId``, by default a random id."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         if overwrite:

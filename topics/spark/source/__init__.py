@@ -4,7 +4,7 @@
     connection.py   options of reads and writes: servers, API key, certificates, retries
     options.py      options of reads
     offsets.py      offsets in options and in checkpoints
-    columns.py      records to Arrow batches
+    columns.py      converts records to Arrow batches
     plan.py         the ranges of seqs of a batch or micro-batch
     survey.py       the heads and epochs of topics on the servers
     reading.py      reads the ranges of a task on an executor

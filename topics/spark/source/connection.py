@@ -31,7 +31,7 @@ KAFKA_ADVICE = {
         "a start after the last record begins at the end, as latest does"
     ),
 }
-SIMILARITY = 0.8  # of an unknown option and a known one that is suggested for it
+SIMILARITY = 0.8  # minimum similarity of an unknown option and the option that is suggested
 PLANNING_CONNECTS = 2  # retries while a query is planned: a wrong address fails within seconds
 AWAY = ("unreachable", "throttled", "not_ready", "shutting_down")
 QUICK_RETRIES = 1
@@ -40,7 +40,7 @@ QUICK_READ_S = 10.0
 
 
 class BadOption(ValueError):
-    """An invalid option of a read or a write. The text is one line for people."""
+    """An invalid option of a read or a write. The text is one line for the user."""
 
 
 class ServerError(Exception):
@@ -203,7 +203,7 @@ def is_away(error: ServerError) -> bool:
 
 @contextmanager
 def errors_of(server: Server) -> Iterator[None]:
-    """Convert the errors of requests to the server to a `ServerError` that names it."""
+    """Convert the errors of requests to the server to a `ServerError` with the server's name."""
     try:
         yield
     except RequestError as error:
@@ -228,7 +228,7 @@ def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
 
 
 def label(server: Server) -> str:
-    """Return the name and the address for messages, once if they are the same."""
+    """Return the name and the address for messages, or only the address if they are equal."""
     address = server.address
     return address if server.name == address else f"{server.name} ({address})"
 

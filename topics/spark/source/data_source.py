@@ -33,7 +33,7 @@ class TopicsDataSource(DataSource):
         return "topics"
 
     def schema(self) -> StructType:
-        """Return the columns of a read without a schema of the user."""
+        """Return the columns of a read for which the user has given no schema."""
         return schema_of(ReadOptions.parse(self.options, "either").columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:

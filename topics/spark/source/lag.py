@@ -40,7 +40,7 @@ def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
 
 
 def _offsets(value: object) -> Offsets:
-    """Return the offsets of a topics source, or none of another one. They may be JSON text."""
+    """Return the offsets of a topics source, or none for another source. They may be JSON text."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
         return decode(found) if isinstance(found, dict) else {}

@@ -1,10 +1,11 @@
 """Offsets in options and in checkpoints. Only this module converts offsets of options to seqs.
 
     option          {"orders": 42} or {"orders": {"0": 42}}, -2 earliest, -1 latest; a start is the
-                    first offset that is read, an end is the first that is not (as Kafka's are)
+                    first offset that is read, an end is the first offset that is not read (as in
+                    Kafka)
     checkpoint      {"SERVER": {"TOPIC": [41, 7, 0, 50, 1700000000000]}}, the fields of `Position`;
-                    seq is the last that was read, so the next range is (41, ...] like ``from_seq``
-                    (§3)
+                    seq is the last seq that was read, so the next range is (41, ...] like
+                    ``from_seq`` (§3)
 
 The inner key of an option is the server's number among the names (`Servers.index`), which is the
 column ``partition``. A checkpoint contains the server's name, because the numbers change if a
@@ -31,7 +32,7 @@ Named = Annotated[dict[str, At | Annotated[dict[Number, At], SOME]], SOME]
 
 
 class Position(NamedTuple):
-    """The position of a stream in a topic: ``seq`` is the last one read of the incarnation
+    """The position of a stream in a topic: ``seq`` is the last seq that was read in the incarnation
     ``epoch``. About ``lost`` records were lost before they were read. ``head`` was the topic's last
     seq when the batch was planned, and ``head_ts`` its `$ts`. They show later whether the log was
     restored from a backup. They are 0 if they are not known.
@@ -54,9 +55,9 @@ class BadOffset(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The start or the end of a read. ``named`` contains it by topic, then by partition or None for
-    any; ``default`` is for the other topics. With ``by_time``, a value that is not negative is a
-    time in ms since 1970 instead of an offset.
+    """The start or the end of a read. ``named`` contains it by topic and partition; the partition
+    None means any partition. ``default`` is for the other topics. With ``by_time``, a value that is
+    not negative is a time in ms since 1970 instead of an offset.
     """
 
     option: str
@@ -120,7 +121,7 @@ def encode(offsets: Offsets) -> dict[str, Any]:
 def decode(value: Mapping[str, Any]) -> Offsets:
     """Return the offsets of a checkpoint. Raise `BadOffset`.
 
-    Earlier versions wrote the user info of an address to the server's name.
+    The user info of an address, which earlier versions wrote into the server's name, is removed.
     """
     try:
         found = msgspec.convert(value, Offsets)

@@ -1,6 +1,6 @@
 """The options of a read, parsed and checked. Each invalid option is an error of one line.
 
-The names are those of Kafka where the meaning is the same.
+An option that Kafka's source has with the same meaning has the same name.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ReadOptions:
     def parse(
         cls, options: Mapping[str, str], kind: Literal["batch", "stream", "either"]
     ) -> ReadOptions:
-        """Return the options of a batch read, of a stream, or of either if Spark has not decided it
-        yet. Raises `BadOption`.
+        """Return the options of a batch read, of a stream, or of either if Spark has not specified
+        it yet. Raises `BadOption`.
         """
         given = lowered(options)
         connection = Connection.parse(given)

@@ -1,4 +1,4 @@
-"""Plan: the seq ranges that a read covers. Pure functions of the servers' `Heads` and of offsets.
+"""Plan: the seq ranges that a read covers. They depend only on the servers' `Heads` and on offsets.
 
 A batch read consists of ranges that are fixed when it is planned, each with the topic's epoch. A
 batch of a stream consists of the ranges between two offsets. They depend on nothing else, so that a
@@ -33,7 +33,7 @@ LOSS_ADVICE = "set failOnDataLoss=false to continue without them"
 
 
 class DataLost(Exception):
-    """Records that a read must return are lost. One line: topic, server, offsets, reason."""
+    """Records that a read must return are lost. The text is one line with the topic and reason."""
 
 
 class Head(NamedTuple):
@@ -52,7 +52,7 @@ Heads = dict[str, dict[str, Head]]
 
 
 class Step(NamedTuple):
-    """The records of one topic that a stream can read next: those after ``at``, up to ``head``.
+    """The records of one topic that a stream can read next, after ``at`` and up to ``head``.
     ``ts`` is the `$ts` of ``head``.
     """
 
@@ -99,7 +99,7 @@ def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tupl
 def split_absent(
     start: Offsets, heads: Heads, is_droppable: Callable[[str], bool]
 ) -> tuple[Offsets, Offsets]:
-    """Return the positions that a stream keeps, and those of absent topics that it may drop.
+    """Return the positions that a stream keeps, and the positions of absent topics to drop.
 
     A topic is absent if its server has replied and does not have it. Servers without a reply keep
     their positions.
@@ -166,7 +166,7 @@ def skip(step: Step, loss: Loss) -> Step:
 
 
 def rewind(step: Step, seq: int) -> Step:
-    """Return the step if the log has only the records up to ``seq`` in common with the one that was
+    """Return the step if the log has only the records up to ``seq`` in common with the log that was
     read. This batch reads nothing, and the next one continues after ``seq``. Known unread records
     of the earlier log are counted as lost.
     """
@@ -178,7 +178,7 @@ def rewind(step: Step, seq: int) -> Step:
 
 def advance(start: Offsets, found: Sequence[Step], limit: int | None) -> Offsets:
     """Return the offsets after a batch of at most ``limit`` seqs, but at least one of each topic
-    that has any. Topics without a step keep their positions.
+    that has unread seqs. Topics without a step keep their positions.
     """
     counts = divide([step.lag for step in found], limit)
     end = {server: dict(topics) for server, topics in start.items()}

@@ -49,7 +49,7 @@ def read_partition(
     `BATCH_RECORDS` or `BATCH_BYTES`. Raise `ServerError`, and `DataLost` if the options require it.
     """
     if not isinstance(partition, RangePartition):
-        return  # Spark makes a partition of its own for a read without partitions
+        return  # Spark creates a partition itself if a read has none
     index = options.connection.servers.index
     held: list[pa.RecordBatch] = []
     rows = size = 0

@@ -75,8 +75,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._advanced_at = clock()
         self._unavailable: set[str] = set()  # servers that a warning has named
         self._reported: dict[tuple[str, str], Loss] = {}  # the last loss of each topic
-        # The number of the connection on which a server was last polled, and the one on which the
-        # log of a topic was last compared with the topic's position.
+        # The number of the connection on which a server was last polled, and the number of the
+        # connection on which the log of a topic was last compared with the topic's position.
         self._polled_on: dict[str, int] = {}
         self._compared_on: dict[tuple[str, str], int] = {}
 
@@ -87,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.__init__(state["options"], state["columns"])  # type: ignore[misc]
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
-        """Return the start of a query without a checkpoint."""
+        """Return the start of a query that has no checkpoint."""
         survey = self._survey
         found: Offsets = {server.name: {} for server in survey.servers}
         for server, topic, head in survey.required():
@@ -131,7 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode(end_positions(self._heads)) or None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of the query: the current heads."""
+        """Set the end of the query to the current heads."""
         self._target = self._survey.heads(RetryBudget.FULL)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -159,7 +159,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _budget(self) -> RetryBudget:
-        """All retries if there is one server, or if the query has a fixed end."""
+        """`FULL` if there is only one server or the query has a fixed end, otherwise `QUICK`."""
         is_required = len(self._survey.servers) == 1 or self._target is not None
         return RetryBudget.FULL if is_required else RetryBudget.QUICK
 
@@ -208,7 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _checked(self, step: Step, heads: Heads) -> Step:
-        """Return the step without lost records, or without any if its server no longer replies."""
+        """Return the step after any lost records. It is empty if its server no longer replies."""
         try:
             return self._skip_losses(self._compare_log(step, heads))
         except ServerError as error:
@@ -216,7 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return step._replace(head=step.at.seq)
 
     def _compare_log(self, step: Step, heads: Heads) -> Step:
-        """Return the step, rewound if its server was restored and the log differs from the one that
+        """Return the step, rewound if its server was restored and the log differs from the log that
         was read.
 
         The log is compared at the start of a query and after each reconnection, because a server
@@ -254,7 +254,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return skip(step, loss)
 
     def _check_servers(self, begin: Offsets) -> None:
-        """Refuse a checkpoint with a server that the option servers does not name. Under another
+        """Refuse a checkpoint with a server that the option servers does not list. Under another
         name, all topics of a server would be read again from their start.
         """
         names = [server.name for server in self.options.connection.servers.members]
@@ -275,14 +275,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def _is_below_minimum(self, found: list[Step]) -> bool:
-        """Return whether the batch waits for more records, with ``minOffsetsPerTrigger``."""
+        """Return whether the batch waits for more records because of ``minOffsetsPerTrigger``."""
         if self._target is not None or self.options.min_offsets == 0:
             return False
         late = self._clock() - self._advanced_at >= self.options.max_delay_s
         return sum(step.lag for step in found) < self.options.min_offsets and not late
 
     def _report(self, server: str, topic: str, loss: Loss) -> None:
-        """Raise `DataLost`, or warn once of each loss."""
+        """Raise `DataLost`, or warn once about each loss."""
         if self.options.fail_on_data_loss or self._reported.get((server, topic)) != loss:
             report(self.options, server, topic, loss)
         self._reported[server, topic] = loss

@@ -1,9 +1,9 @@
 """Survey: the state of the topics on the servers. The driver uses it to plan reads.
 
-The topics of a pattern are listed, 1,000 in each request, and so are many named topics; the states
-of a few named topics are requested one by one. A named topic is searched on all servers first, then
-read from the server that has it. A topic that is on two servers is refused. The connections stay
-open, so that a poll of a stream costs one round trip.
+The topics of a pattern, or many named topics, are listed with 1,000 topics in each response. The
+states of a few named topics are requested one by one. A named topic is first searched on all
+servers, then read from the server that has it. A topic that is on two servers is refused. The
+connections stay open, so that a poll of a stream costs one round trip.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Survey:
 
     def exists(self, server: str, topic: str, budget: RetryBudget) -> bool:
         """Return whether the server has the topic. Raise `ServerError`, also if the key may not
-        read it: a list leaves out such topics as if they were deleted.
+        read the topic, because a list omits such a topic as if it were deleted.
         """
         found = self._connection.server(server)
         with errors_of(found):
@@ -174,8 +174,8 @@ class Survey:
         return self._client(self._connection.server(server), budget).connections
 
     def common_end(self, step: Step, budget: RetryBudget) -> int | None:
-        """Return the seq up to which the log is the one that was read, or None if it is the same up
-        to the position's head, or cannot be compared.
+        """Return the last seq that the log has in common with the log that was read. Return None if
+        the logs are the same up to the position's head, or cannot be compared.
 
         A position contains the topic's head at its time, and the head's `$ts`, which never
         decreases within a log. If the head is lower now, or a record up to the head of the position
@@ -248,8 +248,8 @@ class Survey:
 def _listed(
     client: TopicsClient, prefix: str, wants: Callable[[str], bool], most: int | None = None
 ) -> tuple[dict[str, Head], bool]:
-    """Return the subscribed ones of the first ``most`` topics with a prefix, and whether the list
-    was read to its end.
+    """Return the subscribed topics among the first ``most`` topics with a prefix, and whether the
+    list was read to its end.
     """
     listing = iter(client.listing(prefix))
     found = {
