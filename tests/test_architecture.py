@@ -5,6 +5,7 @@ used too often.
 from __future__ import annotations
 
 import re
+import tokenize
 from collections import Counter
 from pathlib import Path
 
@@ -53,3 +54,15 @@ def test_no_file_name_is_used_three_times() -> None:
     names = Counter(path.name for path in (ROOT / "topics").rglob("*.py"))
     del names["__init__.py"]
     assert [name for name, count in names.items() if count > 2] == []
+
+
+def test_every_file_that_a_docstring_or_comment_names_exists() -> None:
+    existing = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    wrong = []
+    for path in [*(ROOT / "topics").rglob("*.py"), *(ROOT / "workers").glob("*.py")]:
+        with path.open("rb") as file:
+            for token in tokenize.tokenize(file.readline):
+                if token.type in (tokenize.COMMENT, tokenize.STRING):
+                    named = re.findall(r"\b([a-z]\w*\.py)\b", token.string)
+                    wrong += [f"{path}: {name}" for name in named if name not in existing]
+    assert wrong == []

@@ -202,7 +202,7 @@ class Link:
         """Queue one message, which ``flush`` publishes. Never blocks. Return its message id.
 
         A long attachment is sent through the arena, or through the ring in parts if the arena is
-        full. The link takes ownership of an ArenaBlock, even if it raises PeerGone because no
+        full. The link takes ownership of an ArenaBlock, even if it raises PeerClosed because no
         session is open. ``flags``: set only by the link itself.
         """
         if message_id is None:
@@ -257,7 +257,7 @@ class Link:
         return PeerClosed(f"link {self} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        """Queue a refusal of the message with id ``about``. Raises PeerGone as ``send`` does."""
+        """Queue a refusal of the message with id ``about``. Raises PeerClosed as ``send`` does."""
         payload = encode(Refusal(int(code), message, about))
         self.send("", payload, flags=ERROR)
 

@@ -2,7 +2,7 @@
 
     no space for the log, while a backup keeps files
         -> the pin breaks; lost appends and new ones wait
-        -> the files are deleted (`Sealing.make_room`), the log gets its next file
+        -> the files are deleted (`Sealing.break_pin_and_wait`), the log gets its next file
         -> the appends are decided in the order in which they began to wait
 
 An append waits at most once. If the disk is still full afterwards, or no backup keeps files, the

@@ -284,7 +284,7 @@ def make_topic(
     """Create the topic for a streamed append, before its records are rendered.
 
     ``size`` is the number of bytes of the records. If a byte quota applies, it is held for them
-    until `decide_streamed` or `TopicTable.let_go`.
+    until `decide_streamed` or `TopicTable.release_reserved_bytes`.
     """
     topic = put_topic.new_topic_for(table, name, body, now, prefixes)
     # Check the capacity, the delays and the quota before the records are rendered, because

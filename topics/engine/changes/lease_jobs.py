@@ -45,7 +45,7 @@ class LeaseChange(Change):
         self.seqs, self.skipped = seqs, skipped
         self.jobs: Sequence[Job] = ()
         self.until_ts = 0
-        # The former entries of these jobs in `Jobs.doomed`.
+        # The former entries of these jobs in `Jobs.logged_dying`.
         self._logged_dying: dict[int, str] | None = None
 
     def log(self, frames: list[Frame], *, sync: bool) -> None:
@@ -333,7 +333,7 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     """Start to move exhausted jobs to the dead-letter topic (§10.6), or continue with the batch
     that is dying.
 
-    After the commit, the caller appends the jobs there, and then calls `finish_jobs.bury` or
+    After the commit, the caller appends the jobs there, and then calls `finish_jobs.remove_dead_lettered` or
     `return_to_dead`.
     """
     jobs = jobs_of(topic)

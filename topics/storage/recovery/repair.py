@@ -2,7 +2,7 @@
 
 A repair starts the shard as recovery does, but without writing. It replaces frames that recovery
 rejects, in an in-memory image of the damaged log file, until recovery rejects nothing any longer
-(``mending.py``). So only recovery decides what is damage, and a repaired log is read like any other
+(``log_repair.py``). So only recovery decides what is damage, and a repaired log is read like any other
 log. Then each image replaces its file atomically and durably, one file at a time. The damaged file
 is kept as NAME.damaged. After an interrupted repair, the next repair handles the remaining damage.
 """

@@ -1,18 +1,18 @@
 """Recovery: opens a shard's data and prepares it for the first write.
 
     open_folders        make the names in the folders durable
-    checkpoints.whole   read the newest intact checkpoint                    checkpoints.py
+    intact_checkpoints  read the newest intact checkpoint                    checkpoints.py
     SegmentStore.open   open the segments that it names
     open_log            open the files of the log
     check_log_start     without a checkpoint, the log must contain everything
-    restore_topics      restore topics and extents from the checkpoint       restore.py
+    restore_topics      restore topics and extents from the checkpoint       topic_restore.py
     LogReplay.run       replay all frames from the checkpoint's LSN on       log_replay.py
     check_sealed        the log has all frames from which segments were made
-    restore_keys        restore the idempotency keys that are still valid    restore.py
+    restore_keys        restore the idempotency keys that are still valid    topic_restore.py
     BlobStore.verify    the blobs that the log names exist and are intact
     decide              ensure that no seq and no `$ts` is assigned twice
     ------------------- up to here a start only reads, from here on it changes files
-    end_log             remove the bytes after the last frame                tail.py
+    end_log             remove the bytes after the last frame                log_tail.py
     sweep               remove files that nothing names
     write_start_frames  write the frames of this start to the log
 

@@ -1,6 +1,6 @@
 """Segment store: the set of a shard's segments, and all operations on them.
 
-    ``file.py``          one file except its extents: opening, writing, releasing space
+    ``segment_file.py``  one file except its extents: opening, writing, releasing space
     ``maps.py``          memory-mapped files for readers
     ``merge_reader.py``  files that a merge copies into a new segment
     ``delete_flags.py``  deletes, which are in memory until the log is synced, then in the file
