@@ -49,7 +49,7 @@ _TOKENS = {
     "a": Scope.ADMIN,
     "rw": Scope.READ | Scope.WRITE,
 }
-# Number of hex digits of the name by which logs identify a key.
+# Number of hex digits in the alias that identifies a key in logs.
 ALIAS_DIGITS = 8
 HASHED = b"sha256:"
 _ENTRY = re.compile(rb"[^,\s](?:[^,]*[^,\s])?")
@@ -81,8 +81,8 @@ class Principal:
         self.prefixes = prefixes
         self._mask = scopes.value
         self.is_admin = self.allows(Scope.ADMIN)
-        # The name of the key in logs. It is made from the digest of the digest, because a known
-        # digest would allow a search for the secret. It is empty if no key is configured.
+        # The name of the key in logs. It is the digest of ``digest``, because anyone who knows
+        # ``digest`` can search for the secret. It is empty if no key is configured.
         self.alias = hashlib.sha256(digest).hexdigest()[:ALIAS_DIGITS] if digest else ""
 
     def allows(self, scope: Scope) -> bool:
@@ -141,7 +141,7 @@ class Access:
             buffer[:] = bytes(len(buffer))
 
     def authenticate(self, token: bytes) -> Principal | None:
-        """Return the key of a bearer token, or None if there is none.
+        """Return the configured key that a bearer token contains, or None if no key matches.
 
         The token is compared with every key in constant time, so that the response time does not
         reveal which key matched.
@@ -192,7 +192,7 @@ def _principal(position: int, buffer: bytearray, start: int, end: int) -> Princi
 
 
 def _hashed(position: int, buffer: bytearray, start: int, end: int) -> tuple[bytes, int]:
-    """Parse the digest of an entry. Return it with the end of the field."""
+    """Parse the digest of an entry. Return the digest and the end of the field."""
     found = _DIGEST.match(buffer, start, end)
     if found is None:
         raise ValueError(f"entry {position}: 'sha256:' is not followed by exactly 64 hex digits")
@@ -200,7 +200,7 @@ def _hashed(position: int, buffer: bytearray, start: int, end: int) -> tuple[byt
 
 
 def _digest_of_secret(position: int, buffer: bytearray, start: int, end: int) -> tuple[bytes, int]:
-    """Hash the secret of an entry. Return the digest with the end of the field."""
+    """Hash the secret of an entry. Return the digest and the end of the field."""
     colon = buffer.find(b":", start, end)
     secret_end = end if colon < 0 else colon
     with memoryview(buffer) as view, view[start:secret_end] as secret:

@@ -5,7 +5,7 @@ used it, for the duration of the topic's window. The keys of copies are kept lon
     key --BLAKE2b, 128 bits--> digest --newest generation first--> row --> first seq, count, time
 
 The window is a list of generations. A generation is a dict of digests and columns of the other
-values, in the order of time. A new generation begins after a quarter of the window, or after
+values, ordered by time. A new generation begins after a quarter of the window, or after
 `GENERATION_KEYS` keys. The oldest generation is dropped as a whole when all of its keys have
 expired. So the cost of an expiry does not depend on the number of keys that expire together, and
 one step drops at most one generation. A key takes 100 to 140 bytes, and none of its values is
@@ -59,7 +59,7 @@ class _Generation:
 
 class DedupeWindow:
     """The keys of committed writes, oldest first. ``moved`` has the keys of copies, or is None if
-    there were none.
+    no copy was stored.
     """
 
     __slots__ = ("_generations", "moved")
@@ -77,8 +77,8 @@ class DedupeWindow:
     def find(self, key: str, now_ms: int, window_ms: int, from_seq: int = 0) -> DedupeEntry | None:
         """Return the write that has used a key, or None.
 
-        The write must be younger than ``window_ms`` and its first seq at least ``from_seq``. A copy
-        has neither bound.
+        The write must be younger than ``window_ms`` and its first seq at least ``from_seq``.
+        Neither bound applies to the key of a copy.
         """
         if self._generations:
             digest = digest_of(key)
@@ -111,8 +111,8 @@ class DedupeWindow:
     def extend(self, writes: Iterable[tuple[int, int, int, int]], window_ms: int) -> None:
         """Add keys to the window: digest, first seq, record count and time of each.
 
-        The times must be in ascending order. If a replay has two writes in the other order, the
-        later one gets the time of the earlier one.
+        The times must be in ascending order. If a replay contains a write with an earlier time than
+        the write before it, both get the later time.
         """
         newest = self._generations[-1] if self._generations else _Generation()
         rows, at, seqs, counts = newest.rows, newest.at, newest.seqs, newest.counts

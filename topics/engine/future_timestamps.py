@@ -1,4 +1,4 @@
-"""Ahead of the clock: finds topics whose newest `$ts` is in the future (decision 0076).
+"""Future timestamps: finds topics whose newest `$ts` is in the future (decision 0076).
 
 `$ts` never decreases within a topic. If the wall clock was ahead for a moment, the maximum age does
 not remove the records of that moment until the clock has passed their `$ts`, and all later records
@@ -28,7 +28,9 @@ class FutureTimestamps:
         self._unchecked: list[int] = []
 
     def sweep(self, by_id: Mapping[int, Topic], now: Now) -> list[Topic]:
-        """Check the next topics. Return those that are ahead and were not at the last check."""
+        """Check the next topics. Return the topics that are ahead of the clock now and were not at
+        their last check.
+        """
         if not self._unchecked:
             self._unchecked = [*by_id]
             self.found &= by_id.keys()

@@ -1,7 +1,7 @@
 """Losses: records that a topic has lost by a restart or by damage, and seqs that it skips because
 the source of a router has lost records. Readers get tombstones for them.
 
-    cause    ranges above live records  below them    reason in the tombstone
+    cause    ranges among live records  below them    reason in the tombstone
     restart  ``Topic.losses``           loss_floor    mixed
     damage   ``Topic.damaged``          damage_floor  damaged
     source   ``Topic.trimmed``          trim_floor    source_trim
@@ -29,7 +29,8 @@ def mark_lost(topic: Topic, lost: SeqRange) -> None:
 def skip_trimmed(topic: Topic, seq_count: SeqRange) -> None:
     """Skip seqs at the end of the topic, as many as the source of a router has lost.
 
-    Repeating this has no effect. A replay over a newer checkpoint does so.
+    Repeating this has no effect, so that a frame can be replayed even if the checkpoint already
+    contains its effect.
     """
     is_later = not topic.trimmed or seq_count.first > topic.trimmed[-1].last
     ranges = topic.trimmed
@@ -62,7 +63,7 @@ def mark_damaged(topic: Topic, at: int, store: Store) -> None:
 
 
 class Loss(NamedTuple):
-    """Lost seqs ``first`` to ``last`` among live records. ``reason`` is the one in the
+    """Lost seqs ``first`` to ``last`` among live records. ``reason`` is the reason in the
     tombstone.
     """
 

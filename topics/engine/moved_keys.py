@@ -6,13 +6,13 @@ A copy that a shard appends has an idempotency key that identifies the original 
     $redrive:SOURCE:EPOCH:SEQ....        a record that a redrive moves out of SOURCE
 
 A source has at most one batch in flight. It starts the next batch when the outcome of each copy of
-the last one is known. So the newest keys of each source, as many as a batch can have, cover every
-copy that may be attempted again. This holds even if the copy was deleted or the dedupe window has
-expired. The keys are stored alongside the window, in the order of the seqs of the copies, so a
-replay restores the same keys.
+the previous batch is known. So it is sufficient to keep as many keys of each source as a batch can
+have. These newest keys cover every copy that may be attempted again. This holds even if the copy
+was deleted or the dedupe window has expired. The keys are stored alongside the window, in the order
+of the seqs of the copies, so a replay restores the same keys.
 
 Bounds: `BATCH_JOBS` or `WINDOW_RECORDS` keys of 16 bytes for each source, and `SOURCES_MAX` sources
-for each topic. Beyond that, the source that was idle longest is dropped first.
+for each topic. Beyond that, the source that has been idle longest is dropped first.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def copy_key(what: str, source: str, epoch: int, seq: int) -> str:
     """Return the key of a copy of the record ``seq`` of the topic ``source``.
 
     The key contains the name of the topic, because topics of two shards may have equal epochs. It
-    is longer than a client's key may be. So no client can use the key before the copy is appended.
-    Otherwise the copy would be taken for a duplicate, and the original would be deleted.
+    is longer than the maximum for the keys of clients. So no client can use the key before the copy
+    is appended. Otherwise the copy would be treated as a duplicate, and the original would be
+    deleted.
     """
     return f"${what}:{source}:{epoch}:{seq}".ljust(KEY_MAX_CHARS + 1, ".")
 
@@ -49,7 +50,7 @@ def is_copy_key(key: str) -> bool:
 
 
 class MovedKeys:
-    """The newest keys of copies of each source. The source that was idle longest is the first
+    """The newest keys of copies of each source. The source that has been idle longest is the first
     one.
     """
 
@@ -68,9 +69,9 @@ class MovedKeys:
         return found[1][found[0].index(seq)]
 
     def add(self, key: str, copy_seq: int) -> None:
-        """Store the key of a copy. Copies must be noted in the order of their seqs.
+        """Store the key of a copy. Copies must be added in the order of their seqs.
 
-        A copy that is noted already is ignored.
+        A copy that was already added is ignored.
         """
         source, seq = _split(key)
         found = self._sources.pop(source) if source in self._sources else (array("Q"), array("Q"))

@@ -11,8 +11,8 @@ from topics.formats.ranges import SeqRange
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """A loss that is reported within a page (§3.3). All records from ``gap_from`` to ``gap_to``,
-    both included, are lost to the reader.
+    """A loss that is reported within a page (§3.3). All records from ``gap_from`` to ``gap_to``
+    (inclusive) are lost for the reader.
     """
 
     gap_from: int

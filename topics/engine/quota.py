@@ -29,11 +29,11 @@ from topics.errors import NotReady, Throttled
 
 
 class SharedCount(Protocol):
-    """The amount that this shard holds, among all shards."""
+    """The amount that this shard holds of a cap that all shards share."""
 
     def take(self, most: int, amount: int = 1) -> bool:
         """Hold ``amount`` more. Return False without a change if all shards together would hold
-        more than ``most``. A ``most`` of 0 is no cap.
+        more than ``most``. A ``most`` of 0 means that there is no cap.
         """
 
     def release(self, amount: int = 1) -> None:
@@ -56,11 +56,11 @@ class SharedCap:
         count: SharedCount,
         replayed: Callable[[], float | None],
     ) -> None:
-        """``name`` is reported as ``detail.limit``, and ``message`` is the text for people.
+        """``name`` is reported as ``detail.limit``, and ``message`` is the human-readable text.
 
         ``most`` is the cap, at least 1. ``replayed`` returns None if the amount of every shard is
-        known. Otherwise a shard is still recovering, and ``replayed`` returns the share of its log
-        that the slowest one has replayed.
+        known. Otherwise a shard is still recovering, and ``replayed`` returns the fraction of its
+        log that the slowest shard has replayed.
         """
         assert most > 0, "a cap is at least 1"
         self._name, self._message, self._most = name, message, most
@@ -117,7 +117,7 @@ class ByteQuota:
         Raise the errors of `SharedCap.take`; in this case nothing has changed.
         """
         charge = topic.charge
-        # The held part of the charge was taken for this write.
+        # The reserved part of the charge was taken for this write.
         rest = charge - self._reserved.get(topic.id, 0) if self._reserved else charge
         grown, cap_bytes = rest + size, topic.config.cap_bytes
         # Bytes above the cap of the topic are evicted by the commit, so they are not charged.
@@ -142,8 +142,8 @@ class ByteQuota:
         self._reserved[topic.id] = held
 
     def release_reserved(self, topic: Topic) -> None:
-        """Release the held bytes of a topic, because the write for which they were held does not
-        follow.
+        """Release the reserved bytes of a topic, because the write for which they were reserved
+        will not follow.
         """
         if self._reserved.pop(topic.id, 0):
             self.recharge(topic)

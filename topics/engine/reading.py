@@ -4,9 +4,9 @@ A read walks the entries of the topic's index from the cursor on. If the reader 
 an entry unchanged, the whole entry is one slice of rendered bytes. From other entries the read
 selects records, and omits the fields that were not requested.
 
-Losses on the way are reported by a tombstone. A page has at most one tombstone, and the tombstone
-precedes all of its records. So a page with records ends before the next loss, and the next page
-begins with its tombstone.
+Losses between the cursor and the end of the page are reported by a tombstone. A page has at most
+one tombstone, and the tombstone precedes all of its records. So a page with records ends before the
+next loss, and the next page begins with its tombstone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read(
         # topic.
         page.from_seq = page.next_from_seq = start = 0
         page.report_gap(SeqRange(1, head), "recreated")
-    # No floor is above ``start_seq``. So most reads need no check but the comparison with it.
+    # No floor is above ``start_seq``, so most reads need only the comparison with it.
     elif start < last and start + 1 < topic.start_seq and start + 1 < topic.evict_floor:
         if topic.start_seq > last:
             last = head
@@ -79,7 +79,7 @@ def read(
 
 
 def _cause(topic: Topic, from_seq: int) -> str:
-    """Return the reason of the loss above a cursor that is below a floor.
+    """Return the reason for the loss above a cursor that is below a floor.
 
     The reason is ``mixed`` if several floors are above the cursor, and for losses at a restart.
     """

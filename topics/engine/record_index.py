@@ -11,9 +11,9 @@ extent.
 The columns are arrays, so an entry costs 32 bytes and no Python object.
 
 A sparse dict counts the removed records of the entries that also have live records. Such records
-were deleted, or the topic begins above them. The index only has their number. The delete flags of
-an entry (`Store.delete_flags`) specify *which* of its records are deleted, and ``Topic.start_seq``
-is where the topic begins.
+were deleted, or the topic begins above them. The index only stores their number. The delete flags
+of an entry (`Store.delete_flags`) specify *which* of its records are deleted, and
+``Topic.start_seq`` is where the topic begins.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class RecordIndex:
 
     def parts_with_gaps(self, begin: int, end: int) -> Iterator[tuple[int, int, Locator | None]]:
         """Yield the parts of the seqs from ``begin`` to ``end`` (exclusive) in which not all
-        records live.
+        records are live.
 
         Each part is ``(first_seq, count, locator)``. The locator is None for a gap between entries
         and for an entry without live records. Otherwise the part is an entry with both live and
@@ -316,6 +316,6 @@ class RecordIndex:
                 self.removed.pop(first_seq, None)
 
     def bytes_used(self) -> int:
-        """Return the memory of the arrays in bytes, spare capacity included."""
+        """Return the memory of the arrays in bytes, including spare capacity."""
         columns = (self._first_seqs, self._locators, self._counts, self._sizes, self._ts)
         return sum(column.__sizeof__() for column in columns if column is not _EMPTY)

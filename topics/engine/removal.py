@@ -82,7 +82,7 @@ def _totals_from(topic: Topic, stop: int) -> tuple[int, int]:
 
 
 def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
-    """Remove the records of an entry that are below ``seq``. The result is the one of `cut_to`."""
+    """Remove the records of an entry that are below ``seq``. Return the same as `cut_to`."""
     first_seq, _, _, size = topic.index.entry(at)
     if first_seq >= seq or not size:
         return 0
@@ -125,7 +125,9 @@ class LiveRecords(NamedTuple):
 
 
 def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> LiveRecords:
-    """Return the live ones of the records ``start`` to ``stop`` (exclusive) of an entry."""
+    """Return count, size and last seq of the live records from ``start`` to ``stop`` (exclusive) of
+    an entry.
+    """
     first_seq, _, _, _ = topic.index.entry(at)
     deleted, view = deleted_in(topic, at, store), sized_view(topic, at, store)
     count = size = last = 0
@@ -262,7 +264,7 @@ def delete_runs(
     for first, length in runs:
         # Seqs below `start_seq` are removed already.
         seq, end = max(first, start_seq), first + length
-        # Deletes often name many short runs of one entry.
+        # Deletes often contain many short runs of one entry.
         if entry_first <= seq < end <= entry_end:  # most runs are in the entry of the previous run
             chunks.append((seq - entry_first, end - entry_first))
             continue

@@ -3,12 +3,12 @@
     restore_shard, restore_topic ...   the checkpoint        snapshot.py
     restore_extent ...                 its segments          snapshot.py
     replay of each frame               the log               changes/*.py
-    begin                              the start itself      changes/start.py
+    decide                             end of the replay     changes/start.py
 
 Without a checkpoint, the replay begins with the first frame that was ever written. With a
 checkpoint, some frames are replayed over a state that is newer than they are. ``checkpointed``
 marks a frame below the LSN of the checkpoint. Such a frame may repeat known changes, or refer to a
-topic that was deleted since. Every other frame must follow on the state before it, or
+topic that was deleted since. Every other frame must fit the state before it. Otherwise
 `StateMismatch` is raised.
 """
 
@@ -29,9 +29,7 @@ from topics.formats.ranges import SeqRange
 
 
 class StateMismatch(Exception):
-    """A frame or an extent does not follow on the state before it, because data are corrupt or
-    missing.
-    """
+    """A frame or an extent does not fit the state before it, because data is corrupt or missing."""
 
 
 class UncertainHead(NamedTuple):
@@ -56,8 +54,8 @@ class Replay:
         # too.
         self.orphans: dict[int, list[SeqRange]] = {}
         # By id of each topic in the checkpoint: its head, and the LSN below which the checkpoint
-        # contains its frames. The LSN is only stored if it is not ``_lsn``, because a checkpoint of
-        # an orderly stop has one LSN for all topics.
+        # contains its frames. The LSN is only stored if it is not ``_lsn``, because the checkpoint
+        # of a clean shutdown has one LSN for all topics.
         self._heads: dict[int, int] = {}
         self._lsns: dict[int, int] = {}
         self._lsn = 0
@@ -73,7 +71,7 @@ class Replay:
         return found
 
     def note_restored(self, topic: Topic, head_seq: int, lsn: int) -> None:
-        """Note that the checkpoint contains the topic, with the effects of its frames below
+        """Record that the checkpoint contains the topic, with the effects of its frames below
         ``lsn``.
         """
         if not self._heads:
@@ -91,13 +89,13 @@ class Replay:
     def covered_lsn(self, topic: Topic) -> int:
         """Return the LSN below which the checkpoint contains the effects of the topic's frames.
 
-        The caps and settings of frames below it are not applied again. It is 0 if the checkpoint
-        does not contain the topic.
+        The caps and settings of frames below it are not applied again. The LSN is 0 if the
+        checkpoint does not contain the topic.
         """
         return self._lsns.get(topic.id, self._lsn) if topic.id in self._heads else 0
 
     def mark_heads_uncertain(self, lsn: int, count: int) -> None:
-        """Note that frames at this LSN cannot be read.
+        """Record that frames at this LSN cannot be read.
 
         Each topic may have lost up to ``count`` seqs in them.
         """

@@ -2,19 +2,19 @@
 
 Caps are applied when a write or a config is committed. The age is applied when a config is
 committed and before every response. The oldest records are removed first, even if they are leased.
-A topic with ``discard`` "reject" rejects a write that does not fit. Committed and pending records
-count. So no write removes a record of such a topic. A config with a lower cap or age does, because
-its owner requested that.
+A topic with ``discard`` "reject" rejects a write that does not fit. This check counts committed and
+pending records, so no write removes a record of such a topic. A config with a lower cap or age may
+remove records, because the owner of the topic requested it.
 
     start_seq     the first live record, or head_seq + 1: `earliest_seq` of every response
     floors        for each cause (`Floors`): the seq below which it has removed records
     evict_floor   the highest floor
 
 A cursor with ``from_seq + 1 < evict_floor`` gets a tombstone up to ``start_seq - 1``. Its reason is
-the one cause whose floor is above the cursor. It is ``mixed`` for several causes, and for a loss at
-a restart.
+the cause whose floor is above the cursor. The reason is ``mixed`` if there are several such causes,
+and for a loss at a restart.
 
-- A replay applies the same caps in the same order as the first time, so evictions are not logged.
+- A replay applies the same caps in the same order as the original run, so evictions are not logged.
 - The age depends on the clock. It is applied before a response, and by a sweep at the time that
   `next_expiry` returns. A floor that a response has shown is logged (FLOOR frame, without waiting
   for a sync), so that it is kept if the clock is set back.
@@ -67,7 +67,7 @@ def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -
     """Return the number of live records that the caps and age of ``config`` would remove now."""
     if not topic.count:
         return 0
-    # The cut point is the higher one of the cut points for the caps and for the age.
+    # The cut point is the higher of the cut points for the caps and for the age.
     seq, (over_count, over_bytes) = topic.start_seq, _over(topic, config)
     if over_count > 0 or over_bytes > 0:
         seq = _cut_point(topic, over_count, over_bytes, store)
@@ -202,7 +202,8 @@ def _first_not_before(topic: Topic, ts: int, store: Store) -> int:
 
 
 def _ts(view: AbstractView, index: int) -> int:
-    """Return the ``$ts`` of a record. For a damaged record, return that of the next readable one.
+    """Return the ``$ts`` of a record. For a damaged record, return the ``$ts`` of the next readable
+    one.
 
     Return ``sys.maxsize`` if there is none.
     """

@@ -1,4 +1,4 @@
-"""Selection: the live records of a topic below a seq, all or those with a tag, oldest first.
+"""Selection: the live records of a topic below a seq, or only those with a tag, oldest first.
 
     search: the seqs of the next slice --> found --> take: the seqs that are still live
                                              '-----> count_slice: only their number
@@ -25,7 +25,7 @@ from topics.formats.ranges import IndexRun
 
 
 class Selection:
-    """The records below ``bound``, or only the matching ones if a match is given."""
+    """The records below ``bound``. If a match is given, only the matching records."""
 
     __slots__ = ("_bound", "_found", "_match", "_next", "_store", "_taken", "_topic")
 
@@ -38,7 +38,7 @@ class Selection:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all records have been taken."""
+        """Return whether all records have been taken."""
         return self._taken == len(self._found) and self._next >= self._bound
 
     def search(self) -> None:
@@ -100,7 +100,9 @@ class Selection:
 
 
 def select(topic: Topic, store: Store, before_seq: int | None, match: TagMatch | None) -> Selection:
-    """Return a selection of the existing records below ``before_seq`` that match, each if given."""
+    """Return a selection of the existing records that are below ``before_seq`` and match. A
+    condition that is None is ignored.
+    """
     bound = topic.head_seq + 1 if before_seq is None else before_seq
     return Selection(topic, store, bound, match)
 
@@ -111,7 +113,7 @@ def count_live(topic: Topic, store: Store, seqs: Sequence[int]) -> int:
 
 
 def _live(topic: Topic, store: Store, seqs: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the live ones of these seqs, entry by entry."""
+    """Yield the seqs whose records are live, entry by entry."""
     index, position = topic.index, 0
     while position < len(seqs):
         at = index.find(max(seqs[position], topic.start_seq))

@@ -1,7 +1,7 @@
 """Shard engine: the topics of one shard, and the operations that all changes of them share.
 
-The engine is pure. It reads no clock and does no I/O: the current time is an argument, and the
-required effects are returned as values.
+The engine reads no clock and does no I/O: the current time is an argument, and the required effects
+are returned as values.
 
     decide  ->  Change  ->  (the caller makes its frames durable)  ->  commit
                                                                   '->  undo, if that failed
@@ -52,8 +52,8 @@ class ShardEngine:
     def expire(self, topic: Topic, now: Now) -> FloorMoved | None:
         """Remove records that are older than the maximum age.
 
-        The caller does this before it answers a request for the topic or decides a change. Return a
-        change if the log must record the new floors, else None.
+        The caller must call this before it serves a request for the topic or decides a change.
+        Return a change if the log must record the new floors, else None.
         """
         try:
             return floor.decide(self.table, topic, now)

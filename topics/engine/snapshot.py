@@ -101,8 +101,8 @@ def topic_items(table: TopicTable) -> Iterator[Topic]:
 def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     """Return the committed state of a topic for a checkpoint.
 
-    Every frame of the topic below ``lsn`` is committed, and no frame from there on. The jobs of a
-    queue follow in parts (`job_items`).
+    Every frame of the topic below ``lsn`` is committed, and no frame from ``lsn`` on is. The jobs
+    of a queue follow in parts (`job_items`).
     """
     kept = {
         "id": topic.id,
@@ -136,9 +136,9 @@ def job_items(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict
     frames beyond the LSN of the topic; see `Ledger`. If such a change is undone, the checkpoint is
     dropped, too.
 
-    If the log has no leases, only the checkpoint of an orderly stop (``is_last``) contains
+    If leases are not logged, only the checkpoint of a clean shutdown (``is_last``) contains
     deliveries, delays of nacks and errors. If the process is killed before the next checkpoint, the
-    next start reads their state at that stop. After a later checkpoint they are lost.
+    next startup restores their state as of that shutdown. After a later checkpoint they are lost.
     """
     if topic.jobs is not None:
         ledgers = topic.jobs.ledgers(
@@ -172,7 +172,7 @@ def key_items(topic: Topic, now: Now) -> Iterator[bytes | None]:
 
 
 def moved_key_items(topic: Topic) -> Iterator[Part]:
-    """Yield the keys of copies, source by source, without the copies that a restart loses.
+    """Yield the keys of copies, source by source, excluding copies that a restart loses.
 
     The topic may change between two steps.
     """
@@ -213,7 +213,7 @@ def restore_topic(replay: Replay, kept: dict[str, Any]) -> Topic:
     topic.damaged = seq_ranges(kept["damaged"])
     topic.trimmed = seq_ranges(kept["trimmed"])
     topic.last_ts, topic.last_write_ts = kept["last_ts"], kept["last_write_ts"]
-    # Most topics then share one int object, which saves memory.
+    # If both are equal, as in most topics, use one int object for both to save memory.
     if topic.last_write_ts == topic.last_ts:
         topic.last_write_ts = topic.last_ts
     topic.logged_seq, topic.keys_from_seq = kept["logged"], kept["keys_from"]
@@ -246,11 +246,11 @@ def restore_moved(replay: Replay, topic_id: int, parts: Iterable[Part]) -> None:
 def restore_extent(
     replay: Replay, topic_id: int, extent: IndexEntry, dead_count: int, dead_bytes: int
 ) -> bool:
-    """Restore an extent that the checkpoint names, after its topic, in the order of seqs.
+    """Restore an extent of the checkpoint, after its topic, in the order of seqs.
 
     ``extent.size`` is the number of all rendered bytes. ``dead_count`` and ``dead_bytes`` are the
-    deleted records according to its flags. Return False if the extent has no live records and is
-    not used. Raise `StateMismatch` if its seqs exist already.
+    number and the rendered bytes of the deleted records. Return False if the extent has no live
+    records and is not used. Raise `StateMismatch` if its seqs exist already.
     """
     first_seq, count, locator, size, ts = extent
     topic = replay.table.by_id.get(topic_id)

@@ -2,7 +2,7 @@
 memory. It is dropped completely when the file is sealed.
 
 Tags are JSON strings. The index is a list of blocks of 4,096 tags each. A block is a dict from
-tag to seqs. When it is full, its tags are sorted once. No append waits for more work than that,
+tag to seqs. When it is full, its tags are sorted once. This is the longest work in an append,
 because no table of all tags grows and no tables are merged. A lookup searches every block for a
 tag, or by bisection for a prefix. A million tags are 250 blocks, which take about a millisecond.
 """
@@ -31,7 +31,8 @@ class TagIndex:
         self.first_seq = 0  # extents contain the tags of earlier records
         self.last_seq = 0
         self._open: Block = {}
-        # Each with its sorted tags. Some of these tags may have been removed from the dict since.
+        # Full blocks, each with its sorted tags. Some of these tags may have been removed from the
+        # dict since.
         self._full: list[tuple[Block, PackedTexts]] = []
         self._ends = array("Q")  # last seq of each full block
 

@@ -2,7 +2,7 @@
 
 - Two heads. ``next_seq`` is the seq that the next write gets. ``head_seq`` is the last committed
   seq: its record is as durable as its durability class promises. Readers see no records above
-  ``head_seq``. If a write fails before it is durable, its seqs are returned (`Topic.release_seqs`)
+  ``head_seq``. If a write fails before it is durable, its seqs are released (`Topic.release_seqs`)
   and the next write gets them.
 - Two configs. ``config`` is the result of the latest decision and applies to new writes.
   ``committed`` is the latest durable config and applies to everything that readers can observe,
@@ -80,7 +80,8 @@ class Topic:
 
         self.cap_floor = self.ttl_floor = self.loss_floor = self.damage_floor = 1
         self.trim_floor = 1
-        # The log needs a FLOOR frame, because a replay could not compute the current floors.
+        # Whether the log needs a FLOOR frame, because a replay could not compute the current
+        # floors.
         self.floor_due = False
         self.losses: tuple[SeqRange, ...] = ()
         self.damaged: tuple[SeqRange, ...] = ()
@@ -156,7 +157,7 @@ class Topic:
         return self.committed.ttl_ms > 0 or self.floor_due
 
     def note_pending_key(self, key: str, change: object) -> None:
-        """Note that ``change``, an `Append` that is not committed yet, uses this idempotency
+        """Record that ``change``, an `Append` that is not committed yet, uses this idempotency
         key.
         """
         if self.pending_keys is _NO_PENDING_KEYS:
@@ -179,7 +180,7 @@ class Topic:
     # Commit and rollback
 
     def commit_config(self, config: TopicConfig) -> None:
-        """Note that this config is durable."""
+        """Record that this config is durable."""
         self.committed = config
         self.capped = config.cap_records > 0 or config.cap_bytes > 0
 
@@ -195,8 +196,7 @@ class Topic:
         self.last_write_ts = ts_ms
 
     def release_seqs(self, first_seq: int) -> None:
-        """Return the seqs of a failed write that begins at ``first_seq``, before any reader has
-        seen them.
+        """Release the seqs of a failed write that begins at ``first_seq``. No reader has seen them.
 
         The caller undoes the last write first, so no later write may be pending.
         """
@@ -237,7 +237,7 @@ class Topic:
         return self.tags.pop(generation, None) if self.tags is not None else None
 
     def raise_floors(self, floors: Floors) -> None:
-        """Raise each floor to at least the given one."""
+        """Raise each floor to at least the given floor."""
         raised = Floors(*map(max, self.floors, floors))
         self.cap_floor, self.ttl_floor, self.loss_floor = raised.cap, raised.ttl, raised.loss
         self.damage_floor, self.trim_floor = raised.damage, raised.trim
@@ -245,12 +245,13 @@ class Topic:
     # Reservations
 
     def reserved(self, ceiling: int) -> None:
-        """Note that the reservation of the seqs up to ``ceiling`` is durable."""
+        """Record that the reservation of the seqs up to ``ceiling`` is durable."""
         self.reserved_seq = max(self.reserved_seq, ceiling)
         self.reserving_seq = max(self.reserving_seq, ceiling)
 
     def drop_reservation(self, ceiling: int) -> None:
-        """Note that the reservation up to ``ceiling`` failed, and fall back to the durable one.
+        """Record that the reservation up to ``ceiling`` failed, and fall back to the durable
+        reservation.
 
         If an earlier reservation is still in flight, the topic reserves more than it needs, which
         is harmless.
@@ -269,7 +270,7 @@ class Topic:
     # Losses at a restart
 
     def note_resident(self, first_seq: int, last_seq: int) -> None:
-        """Note that these seqs belong to records that are in memory only."""
+        """Record that the seqs ``first_seq`` to ``last_seq`` are in memory only."""
         ranges = self.resident
         if len(ranges) == 1 and first_seq == ranges[0].last + 1:  # the usual case
             self.resident = (SeqRange(ranges[0].first, last_seq),)
@@ -291,7 +292,7 @@ class Topic:
     # Priority
 
     def touch(self, now_ts: int, now_ms: int) -> None:
-        """Note the time of a read, for the automatic priority (§0.10)."""
+        """Record the time of a read, for the automatic priority (§0.10)."""
         self.last_read_ts, self.last_read_ms = now_ts, now_ms
 
     def effective_priority(self, now_ms: int) -> int:

@@ -46,7 +46,7 @@ class TopicTable:
         # A process starts with a random number, so that lease tokens of an earlier process are
         # invalid.
         self.next_lease_number = 1
-        # Of records in the log or in memory. The store updates it.
+        # The delete flags of records in the log or in memory. The store updates them.
         self.delete_flags = DeleteFlagTable()
         # All routers of the server. It is empty in the shards that do not own them.
         self.routers = RouterGraph()
@@ -79,7 +79,7 @@ class TopicTable:
     def new_topic(self, name: str, config: TopicConfig, now: Now) -> Topic:
         """Return a new incarnation of this name, without adding it to the table.
 
-        Its id and epoch are higher than all earlier ones of this shard.
+        Its id and epoch are higher than those of all earlier topics of this shard.
         """
         return Topic(
             self.last_id + self.shards,
@@ -113,7 +113,7 @@ class TopicTable:
     def admit(self, topic: Topic, *, has_slot: bool = False) -> None:
         """Add a new topic, and count it against the server-wide topic cap.
 
-        ``has_slot``: another shard has already reserved the slot for this topic. Raises the errors
+        ``has_slot``: another shard has already reserved the slot for this topic. Raise the errors
         of `SharedCap.take`; in this case the topic is not added.
         """
         if self.topic_cap is not None:
@@ -151,17 +151,17 @@ class TopicTable:
         return first
 
     def reserve_ts(self, now: Now) -> int:
-        """Start a reservation of `$ts` by frames that are written now. Return its ceiling."""
+        """Start a reservation of `$ts` by the frames to be written next. Return its ceiling."""
         ceiling = now.ts + TS_AHEAD_MS
         self.reserving_ts = max(self.reserving_ts, ceiling)
         return ceiling
 
     def ts_reserved(self, ceiling: int) -> None:
-        """Note that the reservation of `$ts` up to ``ceiling`` is durable."""
+        """Record that the reservation of `$ts` up to ``ceiling`` is durable."""
         self.reserved_ts = max(self.reserved_ts, ceiling)
 
     def drop_ts_reservation(self) -> None:
-        """Note that a reservation of `$ts` failed, and fall back to the durable one."""
+        """Record that a reservation of `$ts` failed, and fall back to the durable reservation."""
         self.reserving_ts = self.reserved_ts
 
 

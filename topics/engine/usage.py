@@ -6,8 +6,9 @@ leases.
 
 A shard may have very many topics. So the sums are kept, together with the last figures of each
 topic, and only topics that may have changed are counted again. A queue also changes with time, so
-`begin` adds the queues whose time has come. A step counts a bounded number of topics. After the
-last step, the sums are the result of counting all topics, except for changes since `begin`.
+`begin` adds the queues whose planned time has been reached. A step counts a bounded number of
+topics. After the last step, the sums are the result of counting all topics, except for changes
+since `begin`.
 
 Expired keys and expired records count until they are dropped.
 """
@@ -79,7 +80,9 @@ class Usage:
         self._in_progress = list(topics)
 
     def begin(self, now_ms: int) -> None:
-        """Schedule the changed topics, and the queues whose time has come, to be counted."""
+        """Schedule the changed topics, and the queues whose planned time has been reached, to be
+        counted.
+        """
         self._in_progress += self._touched
         self._touched.clear()
         while self._times and self._times[0][0] <= now_ms:
@@ -131,10 +134,10 @@ class Usage:
     def _plan(self, topic: Topic, next_at: int) -> None:
         """Count the queue again at ``next_at``.
 
-        If an earlier time is planned already, it stays, and the later time is planned when that one
-        is reached. If a later time is planned, its entry becomes stale. The heap is rebuilt if it
-        has many more entries than queues, because a stale entry may stay for a month, which is the
-        longest delay.
+        If an earlier time is planned already, it is kept. The later time is planned when the
+        earlier time is reached. If a later time is planned, its entry becomes stale. The heap is
+        rebuilt if it has many more entries than queues, because a stale entry may stay for a month,
+        which is the longest delay.
         """
         planned = self._timed.get(topic.id)
         if next_at < NEVER and (planned is None or next_at < planned[0]):

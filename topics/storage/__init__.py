@@ -1,8 +1,8 @@
 """Storage: the files of a server. It contains the write-ahead log, segments, checkpoints, recovery,
 verification, repair, and restore. It must not depend on HTTP or on the rings between processes.
 
-Order of syncs. A crash between any two steps leaves the files that the newest intact checkpoint
-names, and files that it does not name. The next start removes the latter.
+Order of syncs. A crash between any two steps leaves all files that the newest intact checkpoint
+refers to, and possibly other files, which the next startup removes.
 
     seal, merge extents, flags, directory -> fdatasync -> rename -> sync folder -> install in
                 memory; the next checkpoint, after all topics are installed, names the new segment,
@@ -12,7 +12,7 @@ names, and files that it does not name. The next start removes the latter.
     checkpoint  chunks into a temporary file; log -> fdatasync up to an LSN; delete flags up to this
                 LSN -> fdatasync segments; header -> fdatasync -> rename -> sync folder
     free        log files below the older checkpoint's `replay_from`; segments that neither of the
-                two checkpoints names
+                two checkpoints refers to
     restore     each file -> fsync, folders -> fsync, rename the directory -> sync its parent
     next file   the full file -> fdatasync; header into a spare file -> fdatasync -> rename; the
                 folder is not synced: after a power loss, a spare file whose header begins above the

@@ -6,9 +6,9 @@ or not at all.
         -> each shard started and stopped [as new] -> `verify` -> synced -> renamed
 
 A restore that is refused or fails leaves no files. A server that starts in the new directory
-continues as after a kill at the moment of the backup. The shards are started and stopped here
-without a server, because only a restore knows that each log is complete up to its end. A start on
-another machine would assume that a power loss may have cut the log.
+continues as if it had been killed at the moment of the backup. The shards are started and stopped
+here without a server, because only a restore knows that each log is complete up to its end. Startup
+on another machine would assume that a power loss may have cut the log.
 
 As new: each topic gets its next epoch, so that readers notice that their cursors belong to another
 incarnation. The checkpoint of each shard then has the new epochs, and all other checkpoints are
@@ -86,10 +86,12 @@ def restore(
 ) -> tuple[Manifest, list[str]]:
     """Create ``directory``, which must be missing or empty, from a backup.
 
-    ``unpack`` is its tar, or a function that writes the files of a backup to a folder.
+    ``unpack`` is the tar of the backup, or a function that writes the files of a backup to a
+    folder.
 
-    Return its manifest and a list of damage and warnings. Raise `NotABackup`, `CannotRestore`,
-    `BackupDamaged` unless ``with_damage``, or OSError. Then the directory is unchanged.
+    Return the manifest of the backup and a list of damage and warnings. Raise `NotABackup`,
+    `CannotRestore`, `BackupDamaged` unless ``with_damage``, or OSError. In these cases the
+    directory is unchanged.
     """
     directory = directory.resolve()
     _check_directory(directory)
@@ -126,7 +128,7 @@ def build(
     # ones.
     _complete(staging, manifest)
     findings = _verified(staging, directory, manifest.shards, with_damage=with_damage)
-    if as_new or skip or not findings:  # damage may require a repair before a start
+    if as_new or skip or not findings:  # damage may require a repair before startup
         now = Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
         _restart_shards(staging, manifest.shards, now, as_new=as_new, skip=skip)
         findings = _verified(staging, directory, manifest.shards, with_damage=with_damage)
@@ -179,7 +181,7 @@ def _publish(staging: Path, directory: Path) -> None:
 
 
 def sync_files(directory: Path, owner: os.stat_result | None) -> None:
-    """Make all files below a directory durable, and give them to ``owner``."""
+    """Make all files below a directory durable, and set their owner to ``owner``."""
     for folder, _, names in os.walk(directory):
         for path in (Path(folder, name) for name in names):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -253,9 +255,10 @@ def _check_end(tar: tarfile.TarFile) -> None:
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    """Return the contents of a member. Raise `NotABackup` unless its name is one of a backup.
+    """Return the contents of a member. Raise `NotABackup` unless it has the name of a file of a
+    backup.
 
-    These names never lead out of the directory.
+    No such name refers to a path outside of the directory.
     """
     # Links, devices and sparse files never occur in a backup. Following a link could overwrite
     # files.
@@ -284,7 +287,7 @@ def _write(content: IO[bytes], path: Path, size: int) -> str:
 
 
 def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
-    """Raise `NotABackup` unless the unpacked files are those of the manifest."""
+    """Raise `NotABackup` unless the unpacked files match the manifest."""
     wanted = ((each.path, each.bytes, each.sha256) for each in manifest.members)
     for own, named in zip_longest(found, wanted):
         if own != named:
@@ -316,7 +319,7 @@ def _complete(folder: Path, manifest: Manifest) -> None:
         # fill the disk.
         if member.size > FILE_MAX_BYTES:
             raise NotABackup(f"{member.path} has an invalid size of {member.size} bytes")
-        # A log file; its space is allocated before its frames are written.
+        # This is a log file. Its space is allocated before its frames are written.
         if member.size > member.bytes:
             with (folder / member.path).open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, member.size)
@@ -325,9 +328,9 @@ def _complete(folder: Path, manifest: Manifest) -> None:
 
 
 def _set_flags(folder: Path) -> None:
-    """Set the delete flags of each segment to those at the moment of the backup.
+    """Set the delete flags of each segment to the flags at the moment of the backup.
 
-    The segment files may contain later ones.
+    The segment files may contain later flags.
     """
     flags = folder / backup_archive.FLAGS
     for path in (folder / "segment").glob(f"*/*{SEGMENT}"):
@@ -341,7 +344,7 @@ def _set_flags(folder: Path) -> None:
                 )
             except BadSegment:
                 continue  # `verify` reports it
-            # A segment without a member in the backup had no deleted records.
+            # If the backup has no flags for a segment, the segment had no deleted records.
             data = held.read_bytes() if held.exists() else bytes(trailer.record_count)
             # A wrong length would write beyond the flags, into the next part of the segment.
             if len(data) != trailer.record_count:
@@ -363,7 +366,7 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
     # ``epochs`` renames the sources of routers and of copies. ``by_id`` renames the topics in
     # checkpoints.
     by_id: dict[int, int] = {}
-    # Shard 0 has the routers, so it needs the epochs of the others.
+    # Shard 0 owns the routers, so it comes last and uses the new epochs of the other shards.
     for number in reversed(range(shards)):
         shard = recover(
             *(folder, number, shards, now),
@@ -383,9 +386,9 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
 
 
 def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: Now) -> None:
-    """Update the epochs of the routers' sources, and write the checkpoint of an orderly stop.
+    """Update the epochs of the routers' sources, and write the checkpoint of a clean shutdown.
 
-    ``more`` are other frames to write.
+    ``more`` contains additional frames to write.
     """
     table, wal = shard.engine.table, shard.wal
     frames = [*shard.unwritten_frames, *more]

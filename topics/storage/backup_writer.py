@@ -23,8 +23,8 @@ CHUNK_BYTES: Final = 1 << 18  # sent in one iteration of the front's loop
 class BackupWriter:
     """Generates the bytes of a backup. ``members`` describes the files that were read completely.
 
-    ``now_s`` is the modification time of all members. ``known`` lists the files of the receiver;
-    bytes of files that are the same are not sent.
+    ``now_s`` is the modification time of all members. ``known`` lists the files that the receiver
+    has. Bytes that it already has are not sent again.
     """
 
     def __init__(self, now_s: int, known: Iterable[KnownFile] = ()) -> None:
@@ -81,8 +81,8 @@ def identity(file: ArchiveFile, length: int) -> str:
 def read(path: Path, offset: int, length: int) -> Iterator[bytes]:
     """Yield ``length`` bytes of a file from ``offset``, in chunks. Raise OSError or `Damaged`.
 
-    The file is closed between two chunks. Otherwise, after a backup loses its pin, a slow client
-    would keep the disk space of a deleted file allocated.
+    The file is closed between two chunks. Otherwise a slow client could keep a file open that the
+    server deletes in the meantime, and its disk space would stay allocated.
     """
     for at in range(offset, offset + length, CHUNK_BYTES):
         wanted = min(CHUNK_BYTES, offset + length - at)

@@ -1,11 +1,12 @@
-"""Checkpoints: snapshots of a shard's state. A start needs only the log after the newest one.
+"""Checkpoints: snapshots of a shard's state. Startup needs only the newest one and the log after
+it.
 
 Each checkpoint is one file (bytes: ``formats/disk/checkpoint.py``). It is written under a temporary
 name in chunks (`ChunkBuilder`), the header last, then synced and renamed to NUMBER.ckpt. It is read
 in two passes. The first pass checks every byte, the second pass returns the items. Neither pass
 holds more than one chunk in memory.
 
-The newest two intact checkpoints are kept, and a start uses the newest one. The file
+The newest two intact checkpoints are kept, and startup uses the newest one. The file
 ``next.reserve`` has no contents. It reserves space for the next checkpoint, which is written into
 its blocks if the disk is full (``decisions/0015``).
 """
@@ -55,7 +56,7 @@ class Checkpoint(NamedTuple):
     """The header and the shard item of one checkpoint file.
 
     ``lsn`` is the LSN up to which the log was synced, ``replay_from`` the LSN of the first frame to
-    replay. ``clean`` means that an orderly stop wrote the checkpoint, after the last frame.
+    replay. ``clean`` means that a clean shutdown wrote the checkpoint, after the last frame.
     """
 
     path: Path
@@ -75,7 +76,8 @@ class Checkpoint(NamedTuple):
         return self.shard["boot"]  # type: ignore[no-any-return]
 
     def items(self) -> Iterator[Item]:
-        """Return an iterator over all items except the shard's, which reads the file in chunks.
+        """Return an iterator over all items except the item of the shard. It reads the file in
+        chunks.
 
         It raises `Damaged` if the file has changed since it was checked.
         """
@@ -128,10 +130,11 @@ class CheckpointWriter:
         self._end += len(chunk)
 
     def finish(self, header: bytes, pinned: Path | None = None) -> None:
-        """Make the checkpoint durable and remove older ones.
+        """Make the checkpoint durable and remove older checkpoints.
 
-        The newest older one that is intact is kept, and also the one at the path ``pinned``. Raise
-        OSError if the checkpoint could not be made durable. Then the earlier ones remain.
+        The newest intact one of the older checkpoints is kept, and also the checkpoint at the path
+        ``pinned``. Raise OSError if the checkpoint could not be made durable. In this case all
+        earlier checkpoints remain.
         """
         try:
             # The order: header, sync, rename, sync of the folder. A crash before the rename
@@ -149,7 +152,7 @@ class CheckpointWriter:
         self._close()
         # The new checkpoint is durable. Failures from here on cost only space.
         with contextlib.suppress(OSError):  # the next checkpoint tries again
-            # Keep an intact checkpoint, because a start would need it if the new one is damaged.
+            # Keep an intact checkpoint, because startup would need it if the new one is damaged.
             kept = next((old for old in self._earlier if is_intact(old)), None)
             for old in self._earlier:
                 if old not in (kept, pinned):
@@ -194,7 +197,7 @@ class CheckpointWriter:
         except OSError as error:
             self._move_into_reserve(error)
             os.ftruncate(self._fd, self._end)
-            # After a failed sync, the copied bytes may differ from the written ones.
+            # After a failed sync, the copied bytes may differ from the bytes that were written.
             if not is_intact(self._temporary_path):
                 raise
             os.fdatasync(self._fd)
@@ -227,7 +230,7 @@ class CheckpointWriter:
 def write(
     folder: Path, lsn: int, replay_from: int, items: Iterable[Item], *, clean: bool = False
 ) -> None:
-    """Write a checkpoint of these items. The first item must be the shard's.
+    """Write a checkpoint of these items. The first item must be the item of the shard.
 
     Raise OSError if the checkpoint could not be made durable.
     """
@@ -249,7 +252,8 @@ def _open(path: Path, flags: int) -> int:
 
 
 def reserve_space(folder: Path, size: int = 0) -> None:
-    """Reserve space for the next checkpoint. ``size`` is the length of the last one in bytes.
+    """Reserve space for the next checkpoint. ``size`` is the length of the last checkpoint in
+    bytes.
 
     Raise OSError if the disk has no space for it.
     """
@@ -311,7 +315,7 @@ def is_intact(path: Path, heartbeat: Heartbeat = _no_heartbeat) -> bool:
 
 
 def _items(path: Path) -> Iterator[Item]:
-    """Yield the items of a checked file, the shard's first."""
+    """Yield the items of a checked file, beginning with the item of the shard."""
     with path.open("rb") as file:
         header = decode_header(file.read(HEADER_BYTES))
         assert header is not None, "the file was checked"
@@ -341,7 +345,7 @@ def _chunks(file: BinaryIO, header: CheckpointHeader) -> Iterator[tuple[bytes, i
 
 
 def intact_checkpoints(folder: Path, heartbeat: Heartbeat = _no_heartbeat) -> list[Checkpoint]:
-    """Return all intact checkpoints, newest first. Raise `Damaged` at an unknown version."""
+    """Return all intact checkpoints, newest first. Raise `Damaged` for an unknown version."""
     found = [_read_if_possible(path, heartbeat) for path in _paths(folder)]
     return [checkpoint for checkpoint in found if checkpoint is not None]
 

@@ -105,12 +105,13 @@ class _Expected(NamedTuple):
 class DataDirectory:
     """A locked data directory, which `close` unlocks.
 
-    ``shards`` and ``promotions`` are those of ``meta``. ``folders`` has an entry for each shard.
-    ``is_new`` means that the directory had no ``meta``.
+    ``shards`` and ``promotions`` are the fields of ``meta``. ``folders`` has an entry for each
+    shard. ``is_new`` means that the directory had no ``meta``.
     """
 
     def __init__(self, path: Path, *, shards: int) -> None:
-        """Create (0700), lock and read the directory. ``shards`` is the count for a new one.
+        """Create (0700), lock and read the directory. ``shards`` is the shard count for a new
+        directory.
 
         Raise `DataDirectoryInUse`, `DataDirectoryDamaged` or OSError.
         """
@@ -182,8 +183,8 @@ class DataDirectory:
     def _folder(self, part: str, name: str) -> Path:
         """Open a folder and keep it open; create it if it is missing.
 
-        For a folder that cannot be opened, return its ordinary path. Then only its shard fails,
-        with the error of the disk, and the other shards serve.
+        For a folder that cannot be opened, return its ordinary path. Then only the shard of this
+        folder fails, with the error of the disk, and the other shards continue.
         """
         path = self._root / part / name
         try:
@@ -196,10 +197,10 @@ class DataDirectory:
 
 
 class _OwnershipCheck:
-    """Implement `topics.storage.folders.Check`.
+    """Implements `topics.storage.folders.Check`.
 
-    The quick check tests only ``LOCK``, the second path. ``LOCK`` is inside the directory, so this
-    check also fails after the directory was moved.
+    The quick check tests only ``LOCK``, the second expected path. ``LOCK`` is inside the directory,
+    so this check also fails after the directory was moved.
     """
 
     def __init__(self, expected: list[_Expected]) -> None:
@@ -312,7 +313,8 @@ def _lock(path: Path) -> int:
     except BaseException:
         os.close(lock)
         raise
-    # The pid is information for operators. On a full disk, the server starts without it.
+    # The pid is information for operators. If the disk is full, the server starts without writing
+    # it.
     with contextlib.suppress(OSError):
         pid = b"%d\n" % os.getpid()
         os.ftruncate(lock, os.pwrite(lock, pid, 0))  # in this order, the file never loses its block
@@ -320,7 +322,7 @@ def _lock(path: Path) -> int:
 
 
 def _flock(path: Path, fd: int, kind: int) -> bool:
-    """Lock a descriptor and return whether the file system supports that.
+    """Lock a descriptor and return whether the file system supports locks.
 
     Raise `DataDirectoryInUse` if another process holds the lock.
     """
@@ -364,7 +366,7 @@ def _refuse_foreign_files(path: Path) -> None:
 
 
 def _foreign_names(path: Path) -> list[str]:
-    """Return the names that a new directory would not contain, in a directory without ``meta``."""
+    """Return the names in a directory without ``meta`` that a new directory would not contain."""
     return sorted(
         entry.name
         for entry in path.iterdir()

@@ -1,4 +1,4 @@
-"""Durable files: system calls that they need in addition to open and write.
+"""Durable files: the system calls that are needed in addition to open and write.
 
 Functions in this module never ignore an error of a write or a sync. An operation that the file
 system does not support is replaced by a slower one, or skipped if it only saves space.
@@ -20,7 +20,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.versions import HEAD, VERSION_AT, other_version
 from topics.storage.folders import shown
 
-IOV_MAX = 1024  # the most buffers that one pwritev accepts
+IOV_MAX = 1024  # the maximum number of buffers for one pwritev
 # For one advice, the kernel reads at most its own read-ahead size, which has this default.
 ADVICE_BYTES = 128 * 1024
 MARGIN_BYTES = 1 << 20  # free space that must remain after a file is preallocated
@@ -36,7 +36,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Damaged(Unreadable):
     """Bytes on disk that cannot be trusted, with path, offset and reason. Nothing is repaired.
 
-    At a start this error stops the process, except for damage within an extent of a segment. That
+    On startup, this error stops the process, except for damage within an extent of a segment. That
     damage is reported to the readers of these records (``decisions/0016``).
     """
 
@@ -137,7 +137,7 @@ class AtomicFile:
         sync_directory(self.path.parent)
 
     def abandon(self) -> None:
-        """Remove the file under the name that it has now."""
+        """Remove the file under its current name."""
         self._close()
         self._named.unlink(missing_ok=True)
 
@@ -171,7 +171,7 @@ def write_all(fd: int, chunks: Sequence[Buffer], offset: int) -> None:
         batch = chunks[start : start + IOV_MAX]
         wanted = sum(map(len, batch))
         written = os.pwritev(fd, batch, offset)
-        if written < wanted:  # by a signal or a full disk; writing the rest raises the error
+        if written < wanted:  # after a signal or on a full disk; writing the rest raises the error
             rest = memoryview(b"".join(batch))[written:]
             while rest:
                 written = os.pwrite(fd, rest, offset + wanted - len(rest))

@@ -3,8 +3,8 @@
 The fence is a file that the machines of a server and of its standby share (TOPICS_FENCE). The file
 ``meta`` of a data directory counts its promotions (``data_dir.py``). The fence contains the highest
 count that a server with this fence has started with, or that a promotion has announced. A server
-does not start in a directory with a lower count, because that is a former source. The check needs
-the shared file: a former source that does not see it starts.
+does not start in a directory with a lower count, because such a directory belongs to a former
+source. The check needs the shared file: a former source starts if it does not find the file.
 """
 
 from __future__ import annotations

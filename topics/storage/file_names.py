@@ -13,7 +13,7 @@
     all         NAME.damaged, NAME.N.damaged              a damaged file, kept for the operator
 
 Foreign files occur because operators copy files, and because file systems add folders of their own
-(``.snapshot``). Starts, checkpoints and sealing rounds read, change and remove only files with the
+(``.snapshot``). Startup, checkpoints and sealing rounds read, change and remove only files with the
 names above. `topics verify` lists foreign files.
 """
 

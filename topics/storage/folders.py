@@ -1,6 +1,6 @@
 """Folders of one shard: the paths of its files.
 
-A server accesses these folders through descriptors that it opened at its start (`DataDirectory`),
+A server accesses these folders through descriptors that it opened on startup (`DataDirectory`),
 by paths of the form ``/proc/self/fd/N``. So every open, rename, link and unlink acts in the folder
 that was opened, even if another folder is at its former path now. A command that runs without a
 server uses ordinary paths.

@@ -2,8 +2,8 @@
 frames as records (bytes: ``formats/disk/copies.py``).
 
 The reader renders copies from the payload of their FORWARD frame, or from the frames of the same
-file that it names. It caches the newest renderings up to a number of bytes, because copies are
-mostly read by many readers shortly after they are written.
+file that the FORWARD frame refers to. It caches the newest renderings up to a number of bytes,
+because copies are mostly read by many readers shortly after they are written.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FrameReader:
         magic, lsn, topic_id, first_seq, body_len, count, ext_len, _, flags = (
             APPEND_FIELDS.unpack_from(view, offset)
         )
-        # For example in a file that was cut and appended to.
+        # This happens, for example, in a file that was cut and then appended to.
         if lsn != locator or magic != FRAME_MAGIC:
             raise Damaged(file.path, offset, "the frame no longer exists")
         if flags & _EXTERNAL:
@@ -116,14 +116,16 @@ class FrameReader:
     def drop_from(self, lsn: int) -> None:
         """Drop cached data from ``lsn`` on, because the log has dropped these frames.
 
-        It assigns their LSNs to other frames.
+        The log assigns their LSNs to other frames.
         """
         self._last = None
         for each in [each for each in self._kept if each >= lsn]:
             self._evict(each)
 
     def _cache(self, lsn: int, view: RecordsView) -> None:
-        """Cache a rendering, and evict the least recently used ones above the limit."""
+        """Cache a rendering, and evict the least recently used renderings while the limit is
+        exceeded.
+        """
         size = view.length + _KEPT_BYTES
         if size > self._cache_bytes:
             return
@@ -133,7 +135,7 @@ class FrameReader:
             self._evict(next(iter(self._kept)))
 
     def _evict(self, lsn: int) -> None:
-        """Remove a rendering from the cache if it has it."""
+        """Remove a rendering from the cache, if it is cached."""
         view = self._kept.pop(lsn, None)
         if view is not None:
             self.kept_bytes -= view.length + _KEPT_BYTES
@@ -164,7 +166,7 @@ class FrameReader:
         return Copier([(views[run.lsn], run) for run in held.runs], stamps)
 
     def _payload(self, file: WalFile, held: ForwardBody, run: Run) -> RecordsView:
-        """Return the records from which a run is copied: of another frame, or of this one."""
+        """Return the records from which a run is copied: from another frame, or from this frame."""
         return self._payload_at(file, run.lsn) if run.lsn else own_payload(held)
 
     def _payload_at(self, file: WalFile, lsn: int) -> RecordsView:
@@ -174,7 +176,7 @@ class FrameReader:
         if header.kind != FrameKind.APPEND:
             raise BadCopies("a FORWARD frame refers to a frame without records")
         if header.flags & _EXTERNAL and not self._blobs.is_added(header.topic_id, header.first_seq):
-            # In a directory that no server uses.
+            # This happens only in a directory that no server uses.
             self._blobs.add(header.topic_id, header.first_seq, lsn)
         return self.records(file, lsn)
 
@@ -195,7 +197,8 @@ def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
 
 
 def frame_lsn(file: WalFile, locator: int) -> int:
-    """Return the LSN of the frame at ``locator``, or of the frame whose row it locates.
+    """Return the LSN of the frame at ``locator``. For the locator of a row, return the LSN of the
+    frame that contains the row.
 
     Raise `Damaged`.
     """

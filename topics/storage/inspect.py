@@ -1,6 +1,6 @@
 """Inspection: describes the contents of a file of a data directory in lines of text.
 
-Field names are those of the byte tables in the modules of ``formats/disk``.
+The field names are the names in the byte tables of the modules of ``formats/disk``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The kernel kills a process with SIGBUS if it accesses a mapped page that the disk cannot read, or a
 page beyond the end of a truncated file. Therefore readers check each page before they access it:
 MADV_POPULATE_READ loads the page, and returns an error if it cannot be loaded. For pages in memory
-this call takes a quarter of a microsecond. With a kernel before 5.14, the check copies a byte of
-each page instead. Callers rely on a check for half a second, the time between two heartbeats.
+this call takes a quarter of a microsecond. On kernels before 5.14, the check copies a byte of each
+page instead. Callers rely on a check for half a second, the time between two heartbeats.
 
 Two alternatives were rejected. `pread` would copy each page of a reply once more. A SIGBUS handler
 does not help, because Python runs signal handlers between two bytecode instructions, and the

@@ -3,7 +3,7 @@
     hard links to the newest generation -> data directory in DIR/.promoting, as by a restore
         -> folders renamed into DIR -> meta renamed -> the standby's files removed
 
-Until ``meta`` has its name, DIR is a standby, and a killed promotion can be repeated. After that,
+Until ``meta`` is renamed, DIR is a standby, and a killed promotion can be repeated. After that,
 DIR is a data directory, and `promote` only removes the rest of the standby.
 
 The server may have acknowledged writes after the cut of the generation. Readers may know their
@@ -25,8 +25,8 @@ from topics.storage.fence import write_fence
 from topics.storage.folders import PARTS
 from topics.storage.standby import BadStandby, Generation, Standby
 
-SEQS_PER_S: Final = 1_000_000  # more than one topic of one machine can append
-SLACK_S: Final = 60  # difference of the clocks of both machines
+SEQS_PER_S: Final = 1_000_000  # more than a single topic can append
+SLACK_S: Final = 60  # maximum difference between the clocks of both machines
 _BUILD: Final = ".promoting"
 
 
@@ -40,8 +40,8 @@ def promote(
 ) -> tuple[Generation | None, list[str]]:
     """Turn a locked standby into a data directory. Return its generation, and a list of warnings.
 
-    The generation is None if an earlier call was killed after its last step but one. Raise
-    `BadStandby`, `BackupDamaged`, `Damaged` or OSError. Then the standby is unchanged.
+    The generation is None if an earlier call was killed after it had renamed ``meta``. Raise
+    `BadStandby`, `BackupDamaged`, `Damaged` or OSError. In these cases the standby is unchanged.
     """
     path = standby.path
     if (path / "meta").exists():

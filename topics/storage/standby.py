@@ -6,11 +6,11 @@
     DIR/files/NAME.GENERATION         a file of a backup, as received for this generation first
 
 A new generation needs only the bytes that no file contains (``formats/disk/backup_archive.py``).
-Files never change, except that log files get longer: a generation contains the first bytes of a
-log file, up to its cut, and a later one more of the same file.
+Files never change, except that log files get longer: a generation contains the first bytes of a log
+file, up to its cut, and a later generation contains more bytes of the same file.
 
-The manifest is written last, after all files are synced. A killed process therefore leaves the
-earlier generations complete, and files that no manifest names. The next attempt reports these
+The manifest is written last, after all files are synced. A killed process therefore leaves complete
+earlier generations, and possibly files that no manifest refers to. The next attempt reports these
 files to the server, too, so an interrupted transfer is continued. Files that neither a manifest
 nor the attempt needs are removed after the next manifest is written.
 """
@@ -60,7 +60,7 @@ class Origin(msgspec.Struct, frozen=True):
 class Part(msgspec.Struct, frozen=True):
     """A file of a generation: the first ``bytes`` of ``file``, which is below ``DIR/files``.
 
-    ``path``, ``size`` and ``sha256`` are those of `backup_archive.Member`.
+    ``path``, ``size`` and ``sha256`` have the same meaning as in `backup_archive.Member`.
     """
 
     path: str
@@ -81,7 +81,7 @@ class Generation(msgspec.Struct, frozen=True):
     """A complete backup.
 
     ``created_ms`` is the time of its cut at the server. ``received_bytes`` and ``seconds`` describe
-    its transfer. ``counters`` are those of the server shortly before the cut, if known.
+    its transfer. ``counters`` are the counters of the server shortly before the cut, if known.
     """
 
     number: int
@@ -125,14 +125,14 @@ class Standby:
         self.files, self.generations = path / "files", path / "generations"
         # The open lock file. The kernel releases the lock when the process ends in any way.
         self._lock: IO[str] | None = None
-        # Hashes of log files up to a length, so that a longer one is not read again.
+        # Hashes of log files up to a length, so that only the new bytes of a longer file are read.
         self._hashes: dict[str, tuple[int, Any]] = {}
         self._named: dict[int, frozenset[str]] = {}  # the files of each generation
 
     # The directory
 
     def create(self, origin: Origin) -> None:
-        """Create the directory for a server, or check that it belongs to this one.
+        """Create the directory for a server, or check that it is a standby of this server.
 
         Raise `BadStandby` or OSError.
         """
@@ -215,7 +215,8 @@ class Standby:
         newest = self.newest()
         parts = newest.parts if newest else ()
         found = {part.path: Held(part.file, part.bytes, part.sha256) for part in parts}
-        # Complete files of an interrupted transfer. They are newer than those of the generation.
+        # Complete files of an interrupted transfer. They are newer than the files of the
+        # generation.
         suffix = f".{_next(newest)}"
         for file in self.files.rglob(f"*{suffix}"):
             name = str(file.relative_to(self.files))
@@ -226,7 +227,7 @@ class Standby:
         return found
 
     def report(self, known: Mapping[str, Held]) -> list[KnownFile]:
-        """Return the list that the server gets. A file that is missing or cut is left out."""
+        """Return the list that the server gets. A file that is missing or cut is omitted."""
         found = []
         for path, held in known.items():
             source = ArchiveFile(path, str(self.files / held.file), 0, held.bytes, held.bytes)
@@ -245,8 +246,9 @@ class Standby:
     ) -> Generation:
         """Store the files of an incremental backup, and then its generation.
 
-        ``known`` is the result that was reported. ``stats`` returns the received bytes and the
-        seconds. Raise `BadStandby`, `BadManifest`, OSError, or the errors of `tarfile`.
+        ``known`` is the result of `known` that was reported. ``stats`` returns the received bytes
+        and the duration in seconds. Raise `BadStandby`, `BadManifest`, OSError, or the errors of
+        `tarfile`.
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
@@ -314,7 +316,7 @@ class Standby:
         known: Mapping[str, Held],
         received: Mapping[str, tuple[str, str]],
     ) -> Part:
-        """Return the part of a member, after checking that all of its bytes are there."""
+        """Return the part of a member, after checking that all of its bytes are present."""
         path, size = member.path, member.bytes
         held = known.get(path, Held("", 0, ""))
         file, sent = received.get(path, (held.file, ""))
@@ -345,7 +347,9 @@ class Standby:
     # Retention
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` generations, and files that none of these names."""
+        """Remove all but the newest ``keep`` generations, and the files that only removed
+        generations use.
+        """
         numbers = self.numbers()
         # Manifests first. After a crash in between, unnamed files remain, and the next call
         # removes them.
@@ -370,8 +374,8 @@ class Standby:
     def unpack(self, generation: Generation, folder: Path, *, link: bool) -> Manifest:
         """Write the files of a generation below ``folder``, or make hard links to them.
 
-        A file system without hard links gets copies. The hashes of copies are checked. Raise
-        `BadStandby` or OSError.
+        If the file system does not support hard links, the files are copied. The hashes of copies
+        are checked. Raise `BadStandby` or OSError.
         """
         for part in generation.parts:
             source, target = self.files / part.file, folder / part.path
@@ -412,7 +416,7 @@ def _linked(source: Path, target: Path) -> bool:
 
 
 def _blocks(source: IO[bytes], size: int) -> Iterator[bytes]:
-    """Yield the next ``size`` bytes of a file, or those up to its end."""
+    """Yield the next ``size`` bytes of a file, or fewer if the file ends before."""
     while size > 0 and (block := source.read(min(BLOCK_BYTES, size))):
         size -= len(block)
         yield block

@@ -1,7 +1,7 @@
-"""Progress of a start: reports the completed fraction several times a second.
+"""Startup progress: reports the completed fraction several times a second.
 
-The supervisor kills a process that reports nothing. Therefore each loop of a start that may take
-longer than 0.1 s iterates with `StartProgress.over` or calls `StartProgress.heartbeat`.
+The supervisor kills a process that reports nothing. Therefore each loop during startup that may
+take longer than 0.1 s iterates with `StartProgress.over` or calls `StartProgress.heartbeat`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StartProgress:
         self._report(share)
 
     def heartbeat(self) -> None:
-        """Report the same fraction again as a sign that the start is running."""
+        """Report the same fraction again, to show that startup is still running."""
         self._report(self.share)
 
     def over(self, items: Iterable[Item], every: int = ITEMS) -> Iterator[Item]:

@@ -1,7 +1,7 @@
 """Verification: checks every byte of a data directory that no server uses. It changes nothing.
 
-It compares each file with its checksums. Then it starts each shard from each of its checkpoints
-without writing. So recovery finds files that contradict each other or are missing.
+It compares each file with its checksums. Then it runs the read-only part of recovery for each shard
+from each of its checkpoints, which finds files that contradict each other or are missing.
 
 Bytes that a crash may leave are not reported: a torn tail of the newest log file, and unfinished
 files. Files that were kept as ``NAME.damaged`` are not reported either, because the server has
@@ -53,7 +53,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class Finding(NamedTuple):
-    """Damage: bytes that differ from the written ones."""
+    """Damage: bytes that differ from the bytes that were written."""
 
     path: Path
     offset: int
@@ -74,7 +74,7 @@ def verify_directory(data_dir: Path, shards: int) -> Iterator[Finding | Foreign 
 
 
 def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding | Path]:
-    """Check each file of a shard on its own, then start the shard from each of its checkpoints."""
+    """Check each file of a shard, then check a recovery of the shard from each checkpoint."""
     wal, checkpoint, segment, blobs = (
         data_dir / part / f"{shard:02d}" for part in ("wal", "checkpoint", "segment", "blob")
     )
@@ -83,7 +83,7 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
         # A crash may leave a third checkpoint, whose files may have been removed.
         intact = checkpoints.intact_checkpoints(checkpoint)[: checkpoints.CHECKPOINTS_KEPT]
     logs = log_paths(wal, shard)
-    # No start replays frames below this LSN.
+    # Startup never replays frames below this LSN.
     needed = min((each.replay_from for each in intact), default=0)
     damaged: set[Path] = set()
     for paths, verify in (
@@ -110,7 +110,7 @@ def _verify_shard(data_dir: Path, shard: int, shards: int) -> Iterator[Finding |
 
 @without_gc()
 def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | None:
-    """Return the damage that would prevent a start from the newest checkpoint, or None.
+    """Return the damage that would prevent startup from the newest checkpoint, or None.
 
     ``age`` 1 selects the checkpoint before the newest.
     """
@@ -130,7 +130,7 @@ def _refusal(data_dir: Path, shard: int, shards: int, age: int) -> Damaged | Non
 def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
     """Yield the findings in one log file.
 
-    Damage below the LSN ``needed`` is not reported, because no start needs these frames.
+    Damage below the LSN ``needed`` is not reported, because startup does not need these frames.
     """
     data, unreadable = read_file(path)
     yield from unreadable
@@ -150,7 +150,7 @@ def verify_log(path: Path, needed: int = 0) -> Iterator[Finding]:
 
 
 def frames(data: memoryview, header: FileHeader) -> Iterator[FrameHeader]:
-    """Yield the headers of the intact frames of a log file, up to the first damaged one."""
+    """Yield the headers of the intact frames of a log file, up to the first damaged frame."""
     return scan_frames(data, FILE_HEADER_BYTES, header.base, header.seed)
 
 
@@ -246,7 +246,7 @@ def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int
 def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
     """Return whether space of the extent was released after all its records were deleted.
 
-    A power loss during the release may leave some blocks, which the next start releases.
+    A power loss during the release may leave some blocks, which the next startup releases.
     """
     flags = bytes(data[entry.flags_at : entry.flags_at + entry.record_count])
     pages, end = entry.pages, entry.offset + entry.length

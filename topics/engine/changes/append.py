@@ -42,16 +42,16 @@ from topics.formats.disk.rendering import EncodedRecords, Rendering, encode
 from topics.formats.json_text import json_string
 
 _TAGS, _DELAYS = int(RecordFlags.TAGS), int(RecordFlags.DELAYS)
-# Number of seqs whose tags, if the records are in memory, share one index and are dropped together.
+# For records in memory: number of seqs whose tags share one index and are dropped together.
 MEMORY_GENERATION_SEQS = 1 << 16
 
 
 class Append(Change):
-    """The records of one write that are not committed yet.
+    """One write whose records are not committed yet.
 
     - ``resident``: the records, if their class keeps them in memory only.
-    - ``ceiling``: the seq up to which the frames reserve seqs; 0 if they do not. ``ts_ceiling``:
-      the same for `$ts`.
+    - ``ceiling``: the seq up to which the frames reserve seqs; 0 if they reserve none.
+      ``ts_ceiling``: the same for `$ts`.
     - ``tags``: ``(index, tag)`` of each record that has a tag.
     - ``due``: the delivery time of each record (wall ms), 0 for immediate delivery; empty if no
       record has a delay.
@@ -145,7 +145,7 @@ class Append(Change):
             apply_caps(topic, table.store)
 
     def undo(self, table: TopicTable, /) -> None:
-        """Return the seqs, the bytes and the key to the topic.
+        """Release the seqs, the bytes and the idempotency key of the write.
 
         This may also be called for a streamed append that is decided but whose frame is not queued
         yet.
@@ -283,8 +283,8 @@ def make_topic(
 ) -> put_topic.PutTopic:
     """Create the topic for a streamed append, before its records are rendered.
 
-    ``size`` is the number of bytes of the records. If a byte quota applies, it is held for them
-    until `decide_streamed` or `TopicTable.release_reserved_bytes`.
+    ``size`` is the number of bytes of the records. If a byte quota applies, these bytes are
+    reserved until `decide_streamed` or `TopicTable.release_reserved_bytes` is called.
     """
     topic = put_topic.new_topic_for(table, name, body, now, prefixes)
     # Check the capacity, the delays and the quota before the records are rendered, because
@@ -362,7 +362,7 @@ def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
     """Return the delivery time of each record (wall ms), 0 for immediate delivery.
 
     Return an empty sequence if no record has a delay. Raise `InvalidRequest` for a delay in a topic
-    that is no queue, and for a time that is too far in the future.
+    that is not a queue, and for a time that is too far in the future.
     """
     if isinstance(body, PlainAppend) or not has_delays(body.records):
         return ()
@@ -399,8 +399,8 @@ def begin(change: Append) -> None:
     topic.next_seq = next_seq = change.first_seq + change.count
     topic.pending_bytes += change.size
     topic.pending += 1
-    # The write waits for a sync if an earlier change of the topic does, because changes are
-    # committed in order, or if its seqs are above the durable reservation.
+    # The write waits for a sync if its seqs are above the durable reservation. It also waits if an
+    # earlier change of the topic does, because changes are committed in order.
     if (
         change.sync
         or topic.pending_sync > 0
@@ -426,15 +426,15 @@ def reserve_for_memory(table: TopicTable, change: Append, reserved_seq: int, now
     """Reserve the seqs and the `$ts` of records in memory before they are acknowledged.
 
     The log does not contain these records, so a restart could otherwise assign their seqs again.
-    ``reserved_seq`` is the reservation that certainly holds when the frames of this change are
+    ``reserved_seq`` is the last seq that is certainly reserved when the frames of this change are
     written.
     """
     topic = change.topic
     if change.last_seq > reserved_seq:
         change.ceiling = topic.reserve_above(change.last_seq)
         change.frames.append(seqs_reserved_frame(topic.id, change.ceiling))
-    # About once a second such a write reserves `$ts` and waits for the sync. The log contains every
-    # `$ts` that is above the clock.
+    # About once a second such a write reserves `$ts` and waits for the sync. Comparing the clock is
+    # sufficient, because the log already covers every `$ts` that is later than the clock.
     if now.ts > table.reserved_ts or (
         now.ts + TS_AHEAD_MS // 2 > table.reserved_ts == table.reserving_ts
     ):
@@ -483,7 +483,8 @@ def replay(
         if checkpointed:
             return None
         raise StateMismatch("unknown topic" if topic is None else f"seq {first_seq} already exists")
-    # This inlines `Topic.commit_records` and more, because a start replays millions of frames.
+    # This inlines `Topic.commit_records` and other functions, because startup replays millions of
+    # frames.
     size = external_size or (
         blob_bytes(body_len, ext_len, count, flags) if flags else body_len - ext_len - 4 * count
     )

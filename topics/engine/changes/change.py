@@ -4,9 +4,9 @@ durable.
     decide  ->  Change  ->  (the caller makes its frames durable)  ->  commit
                                                                   '->  undo, if that failed
 
-A decision assigns seqs and counts as pending. Only `commit` makes it visible to readers. Changes of
-one topic are committed in the order of their decisions. If the log fails, every change that is not
-committed is undone, the last one first.
+A decision assigns seqs, and its change counts as pending. Only `commit` makes the change visible to
+readers. Changes of one topic are committed in the order of their decisions. If the log fails, every
+change that is not committed is undone, the last one first.
 """
 
 from __future__ import annotations

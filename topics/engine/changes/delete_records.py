@@ -1,12 +1,12 @@
-"""Delete records: the records below a seq, the records with a tag, or both (§5).
+"""Delete records: deletes the records below a seq, the records with a tag, or both (§5).
 
-The decision selects the records among those that exist at this moment. It writes a DELETE frame if
-the log contains any of them. Replaying the frame twice has no effect.
+The decision selects the matching records that exist at this moment. It writes a DELETE frame if
+the log contains any of them. Replaying the frame a second time has no effect.
 
-A delete of many records is decided in slices, so that no iteration of the shard loop is long. Each
-slice is a change with its own DELETE frame, and ``rest`` describes the remaining part. The request
-fixes the bound of the delete: it removes no record at ``bound`` or above. If the process is killed
-between two slices, only the lowest seqs are deleted and the request is not answered.
+A delete of many records is decided in slices, so that no iteration of the shard loop takes long.
+Each slice is a change with its own DELETE frame, and ``rest`` describes the remaining part. The
+request fixes the bound of the delete: it removes no record at ``bound`` or above. If the process is
+killed between two slices, only the lowest seqs are deleted and no response is sent.
 
 Alternatives that were rejected: deleting 1.5 M of 3 M records in one step blocked the shard for
 6.6 s. A frame with the condition instead of runs would require the tags of records that no longer
@@ -42,11 +42,11 @@ from topics.formats.ranges import SeqRun, runs_of_seqs
 SLICE_RECORDS: Final = 2048  # matching records
 RUN_SHARE: Final = 8  # this number of records counts as one, if all records of a window match
 SLICE_ENTRIES: Final = 4096  # entries of the index, if all records below a seq are deleted
-SLICE_JOBS: Final = 4096  # seqs of a queue, in the same case
+SLICE_JOBS: Final = 4096  # seqs of a queue, if all records below a seq are deleted
 SLICE_SEARCH_MAX: Final = 16_384  # examined tags and deleted records, approximately
 # Number of seqs that are examined together. It doubles while few of them match.
 WINDOW_MIN_SEQS: Final = 2048
-WINDOW_MAX_SEQS: Final = 65_536  # as many as an extent has at most
+WINDOW_MAX_SEQS: Final = 65_536  # the maximum number of seqs of an extent
 EXTENT_SEARCH_COST: Final = (
     64  # cost of a tag lookup in an extent, in the unit of `SLICE_SEARCH_MAX`
 )
@@ -160,10 +160,10 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
 def must_wait(table: TopicTable, name: str) -> bool:
     """Return whether a delete of matching records must wait until its topic has no pending changes.
 
-    A start clears the delete flags of all records that a DELETE frame still to be replayed names,
-    so that the replay finds them live until then. If such a frame also named records that a pending
-    change removes first, the start would make these records live again, too. The caps that are
-    applied in between would count them, and would evict more than the first time.
+    On startup, the delete flags of all records in the DELETE frames to be replayed are cleared, so
+    that the replay finds these records live. If such a frame also contained records that a pending
+    change removes before it, these records would be live again, too. The caps that are applied
+    before the frame would count them, and would evict more records than in the original run.
     """
     topic = table.by_name.get(name)
     return (
@@ -273,7 +273,7 @@ def _matching_in_extent(
 
 
 def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Replay a DELETE frame. Raise `StateMismatch` if the frame cannot follow on the state."""
+    """Replay a DELETE frame. Raise `StateMismatch` if it does not fit the current state."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None:
         # The topic was deleted later, as the checkpoint knows.

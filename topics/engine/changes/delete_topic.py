@@ -23,7 +23,9 @@ class DeleteTopic(Change):
     is_config = True
 
     def commit(self, table: TopicTable, /) -> None:
-        """Release its slot and its bytes in the shared caps (§11). The caller frees its records."""
+        """Release the topic's slot and its bytes in the shared caps (§11). The caller frees its
+        records.
+        """
         self.uncount_pending()
         table.release_caps(self.topic)
 

@@ -55,11 +55,11 @@ class FinishJobs(Change):
         self.count_pending()
 
     def commit(self, table: TopicTable, /) -> None:
-        """Delete the records of the jobs, and count the dead-lettered ones."""
+        """Delete the records of the jobs, and count the dead-lettered jobs."""
         self.uncount_pending()
         jobs = jobs_of(self.topic) if self.leases or self._dead_lettered else None
         if jobs is not None and self._dead_lettered:
-            jobs.dead_lettered += len(self.seqs)  # also if records are damaged, as a replay does
+            jobs.dead_lettered += len(self.seqs)  # includes damaged records, as in a replay
         elif jobs is not None:
             jobs.finish(self.seqs)
         if self.runs:
@@ -80,8 +80,8 @@ def begin_ack(
 ) -> tuple[list[Lease], list[int]]:
     """End the leases of the jobs that ``node`` holds, and return the leases for `ack` (§10.4).
 
-    ``tokens`` has the lease token of each seq, if the tokens are to be checked. Also return the
-    seqs that are not held.
+    ``tokens`` has the lease token of each seq, or is None if tokens are not checked. Also return
+    the seqs of the jobs that ``node`` does not hold.
     """
     held, skipped = held_by(topic, node, seqs, tokens, now)
     return jobs_of(topic).begin_acks(held), skipped

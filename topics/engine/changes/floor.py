@@ -31,7 +31,8 @@ class FloorMoved(Change):
 
 
 def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
-    """Remove expired records. The caller does this before it answers a request or decides a change.
+    """Remove expired records. The caller must call this before it serves a request or decides a
+    change.
 
     Return a change if the log needs the floors, else None.
     """
@@ -49,8 +50,8 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool
         return
     floors = decode_floors(body)
     if floors.cap < topic.cap_floor <= header.first_seq:
-        # A write before this frame was committed after it. When its cap was applied, these records
-        # had already been removed. The replay has removed them by the cap, so the cap floor is
-        # corrected.
+        # The frame of a write precedes this frame, but the write was committed later. When the cap
+        # was applied for the write, these records had already been removed. The replay has removed
+        # them because of the cap, so correct the cap floor.
         topic.cap_floor = floors.cap
     replay.raise_floors(topic, floors, header.first_seq)

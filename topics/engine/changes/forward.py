@@ -1,4 +1,4 @@
-"""Forward: a router appends copies to its dest, together with its cursor (§6).
+"""Forward: a router appends copies to its dest and moves its cursor (§6).
 
     Forward   copies for one dest and the cursor of its router; for an `ephemeral` dest, the copies
               stay in memory and the log only contains the cursor
@@ -43,7 +43,8 @@ _TAGS = int(RecordFlags.TAGS)
 
 
 class ForwardDest(NamedTuple):
-    """A dest that takes part in a forward, for one router with this ``name``.
+    """A dest of a forward. ``router`` and ``name`` are the id and the name of the router that
+    appends to it.
 
     ``total`` is the number of copies that the router has made before.
     """
@@ -82,7 +83,7 @@ class Forward(Append):
 
 
 class Advance(Change):
-    """Moves a cursor without copies.
+    """Moves the cursor of a router without copying records.
 
     ``skipped`` is the range of skipped seqs in the dest. It represents the lost records of the
     source.
@@ -130,7 +131,7 @@ class Forwarded(NamedTuple):
     """The result of a decision.
 
     ``frame`` is the frame for all of ``changes``, in the order of its rows. ``refused`` has the
-    takers whose bytes do not fit into the server-wide quota.
+    dests whose copies do not fit into the server-wide quota.
     """
 
     frame: Frame
@@ -149,7 +150,7 @@ def forward(
     ts: int,
     now: Now,
 ) -> Forwarded:
-    """Append the copies of ``copier`` to the dests of ``forward_dests`` (§6).
+    """Append the copies of ``copier`` to ``forward_dests`` (§6).
 
     The dests must have capacity for the copies, and the `copy_ts` of each must be ``ts``. ``body``
     is the body of the frame without rows.
@@ -237,7 +238,7 @@ def bytes_left(table: TopicTable, topic: Topic) -> int | None:
 def advance(
     forward_dests: Sequence[ForwardDest], cursor: int, trimmed: int, hop: int, now: Now
 ) -> Forwarded:
-    """Move the cursors of routers to ``cursor`` without copies.
+    """Move the cursors of routers to ``cursor`` without copying records.
 
     ``trimmed`` is the number of seqs that the source has lost, and ``hop`` is the hop of the seqs
     that are skipped for them.
@@ -265,7 +266,7 @@ def replay(
     checkpointed: bool,
     generation: int = 0,
 ) -> None:
-    """Replay a FORWARD frame. Raise `StateMismatch` if it cannot follow on the state.
+    """Replay a FORWARD frame. Raise `StateMismatch` if it does not fit the current state.
 
     ``generation`` is the LSN at which the log file begins.
     """
@@ -294,7 +295,7 @@ def replay_trim(
     replay: Replay, header: FrameHeader, topic: Topic, trimmed: int, checkpointed: bool
 ) -> None:
     """Replay seqs that a dest has skipped, from the ``first_seq`` of ``header`` on. Raise
-    `StateMismatch` if they are used already.
+    `StateMismatch` if these seqs already exist.
     """
     # The checkpoint may contain the skip already.
     if header.first_seq <= topic.head_seq:

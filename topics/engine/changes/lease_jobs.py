@@ -2,8 +2,8 @@
 (§10.2, §10.5, §10.6).
 
     decide   effective immediately; a LEASE frame if leases are durable, and for every move
-    commit   does nothing; the caller answers the request
-    undo     restores the former leases, except of jobs that have changed again since
+    commit   does nothing; the caller replies to the request
+    undo     restores the former leases, except for jobs that have changed again since
     replay   LEASE frames change the ledger (`topics.engine.queue.ledger`)
 
 A change without frames is acknowledged immediately. A change with frames is acknowledged when they
@@ -60,7 +60,7 @@ class LeaseChange(Change):
             self.count_pending()
 
     def set_logged_dying(self, dead_letter: str | None = None) -> None:
-        """Note whether the last frame of these jobs marks them as DYING.
+        """Store whether the last frame of these jobs marks them as DYING.
 
         ``dead_letter`` is the topic to which they are moved, or None if the frame does not mark
         them.
@@ -121,7 +121,7 @@ class EndLeases(LeaseChange):
         self._errors: dict[int, str | None] = {}  # by seq: the former error text of the job
 
     def note(self, error: str) -> None:
-        """Set the error text of the jobs, which the worker has sent."""
+        """Set the error text of the jobs to the text that the worker has sent."""
         errors = jobs_of(self.topic).errors
         self._errors = {seq: errors.get(seq) for seq in self.seqs}
         errors.update(dict.fromkeys(self.seqs, error))
@@ -267,7 +267,7 @@ def nack(
 ) -> LeaseChange:
     """Release the jobs that ``node`` holds. They are claimable after ``delay_ms`` (§10.5).
 
-    ``error`` is the reason. Without it, the error text of an earlier nack is kept.
+    ``error`` is the error text of the worker. If it is None, the text of an earlier nack is kept.
     """
     return _end(topic, *held_by(topic, node, seqs, tokens, now), delay_ms, now, error=error)
 
@@ -319,8 +319,8 @@ def extend(
     change.until_ts = now.ts + lease_ms
     table.extend(held, now.ms + lease_ms)
     if held and keeps_leases(topic.config):
-        # The frame contains the complete leases, because the log has no frame of them if the leases
-        # of the topic became durable after the claim.
+        # The frame contains the complete leases, because the log has no frame for them if the
+        # leases of the topic became durable after the claim.
         counts = [jobs_of(topic).deliveries(seq) for seq in held]
         numbers = [lease.number for lease in change.leases]
         rows = LeaseRows(LeaseOp.CLAIMED, held, counts, node, change.until_ts, numbers)
@@ -331,10 +331,10 @@ def extend(
 
 def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     """Start to move exhausted jobs to the dead-letter topic (§10.6), or continue with the batch
-    that is dying.
+    that is already being moved.
 
-    After the commit, the caller appends the jobs there, and then calls `finish_jobs.remove_dead_lettered` or
-    `return_to_dead`.
+    After the commit, the caller appends the jobs there, and then calls
+    `finish_jobs.remove_dead_lettered` or `return_to_dead`.
     """
     jobs = jobs_of(topic)
     # One batch at a time. A restart may repeat only the last one, and the target remembers its
@@ -359,7 +359,7 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
 
 
 def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
-    """Return frames with the current leases and delivery counts of these jobs.
+    """Return a change whose frames contain the current leases and delivery counts of these jobs.
 
     They are logged when the leases of a queue become durable. Jobs that were never delivered need
     no frame, and DYING jobs already have one.

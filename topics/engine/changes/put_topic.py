@@ -174,7 +174,7 @@ def new_topic_for(
 ) -> Topic:
     """Return the topic that an append creates, without adding it to the table.
 
-    Raise `TopicNotFound` if the topic is not to be created.
+    Raise `TopicNotFound` if the topic must not be created.
     """
     config = merge(name, None, body.config or TopicConfigPatch())
     create = body.create
@@ -203,7 +203,7 @@ def _check_prefixes(config: TopicConfig, prefixes: list[str] | None) -> None:
 
 
 def frame_of(topic: Topic, now: Now) -> Frame:
-    """Return a TOPIC frame with everything that the log must contain of a topic besides its
+    """Return a TOPIC frame with all state of a topic that the log must contain, except for its
     records.
     """
     head_seq = topic.next_seq - 1
@@ -226,9 +226,9 @@ def frame_of(topic: Topic, now: Now) -> Frame:
 def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: bool) -> None:
     """Replay a TOPIC frame.
 
-    A frame below the LSN of the checkpoint may name a topic that the checkpoint does not contain,
-    because the topic was deleted before. The topic is created nevertheless, and the replay of its
-    TOPIC_DELETED frame removes it again.
+    A frame below the LSN of the checkpoint may refer to a topic that the checkpoint does not
+    contain, because the topic was deleted before. The topic is created nevertheless, and the replay
+    of its TOPIC_DELETED frame removes it again.
     """
     replay_ts(replay, header)
     table = replay.table

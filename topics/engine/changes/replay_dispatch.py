@@ -34,8 +34,8 @@ REPLAYS: dict[int, Callable[[Replay, FrameHeader, Buffer, bool], None]] = {
 
 
 def replay_frame(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool) -> None:
-    """Replay a frame of any kind except APPEND. Raise `StateMismatch` if it cannot follow on the
-    state.
+    """Replay a frame of any kind except APPEND. Raise `StateMismatch` if it does not fit the
+    current state.
 
     APPEND frames go to `append.replay` directly, because it needs more arguments and they are by
     far the most frequent.

@@ -1,11 +1,11 @@
 """Reservation: seqs and `$ts` that are reserved durably before they are used.
 
-A power loss removes unsynced records, but no seq may be assigned twice. So a start after a power
-loss continues above the reserved seqs. After a kill, only topics with records in memory do so,
-because the kernel still has all other records. After an orderly stop, no topic does. So the seqs
-have no unnecessary gaps. Syncing the head with each acknowledgement is the class ``fsync``, which
-needs no reservation. Seqs are reserved for each topic, and `$ts` for all topics of the shard that
-keep records in memory.
+A power loss removes unsynced records, but no seq may be assigned twice. So topics continue above
+their reserved seqs after a power loss. After a kill, only topics with records in memory do so,
+because the kernel still has all other records. After a clean shutdown, no topic does. This avoids
+unnecessary gaps in the seqs. Topics of class ``fsync`` need no reservation, because each of their
+writes is synced before it is acknowledged. Seqs are reserved for each topic, and `$ts` for all
+topics of the shard that keep records in memory.
 
     SEQS_RESERVED   after an append near the end of the last reservation
     TS_RESERVED     with records in memory, about once a second

@@ -1,5 +1,5 @@
-"""Router changes: create, configure or remove routers (§6). They are changes of the shard that owns
-all routers, and only one is pending at a time.
+"""Router changes: create, configure or remove routers (§6). The shard that owns all routers makes
+these changes, and only one is pending at a time.
 
 Their frames, ROUTER_SET and ROUTERS_GONE, are replayed even if the checkpoint contains their
 effects. This is safe because the ids specify which incarnation of a name is the later one.
@@ -73,7 +73,9 @@ def put(table: TopicTable, router: Router, now: Now) -> PutRouter:
 
 
 def remove(table: TopicTable, router_ids: Sequence[int], now: Now) -> RemoveRouters:
-    """Remove the existing ones of these routers. No other change of routers may be pending."""
+    """Remove these routers, and ignore ids that do not exist. No other change of routers may be
+    pending.
+    """
     return RemoveRouters(table, [each for each in router_ids if each in table.routers.by_id], now)
 
 

@@ -42,7 +42,8 @@ def decide(
     with records in memory. If records in memory are lost, it also continues at the reserved `$ts`.
 
     ``watched`` passes topics and jobs through and counts them, to report the progress. ``clean``:
-    the previous process stopped in order. The caller must sync the frames before the first write.
+    the previous process was shut down cleanly. The caller must sync the frames before the first
+    write.
     """
     frames: list[Frame] = []
     table = replay.table
@@ -66,12 +67,12 @@ def decide(
         settle(topic, table.store)
         begin(topic, table.store, now, watched)
         if is_skipping or is_uncertain:
-            # The log contains every seq that was assigned in another class, and so also the last
+            # In every other class, the log contains all assigned seqs, and therefore the last
             # `$ts`.
             if durability == "ephemeral":
                 topic.last_ts = max(topic.last_ts, table.reserved_ts)
             frames.append(put_topic.frame_of(topic, now))
-    # The START frame, which follows, reserves the same.
+    # The START frame, which follows, makes the same reservation.
     table.reserved_ts = table.reserving_ts = now.ts + TS_AHEAD_MS
     return frames
 
@@ -79,8 +80,8 @@ def decide(
 def skip_seqs(table: TopicTable, count: int, now: Now) -> list[Frame]:
     """Let each topic continue ``count`` seqs above its head, and mark these seqs as lost.
 
-    For a copy of a server that may have assigned these seqs after the copy was made. Return frames
-    for the next replay.
+    This is used for a copy of a server. The server may have assigned these seqs after the copy was
+    made. Return frames for the next replay.
     """
     frames = []
     for topic in table.by_name.values():
@@ -93,7 +94,7 @@ def skip_seqs(table: TopicTable, count: int, now: Now) -> list[Frame]:
 
 
 def _mark_damaged_again(topic: Topic, store: Store) -> None:
-    """Remove writes again that were found damaged before the stop and are not sealed.
+    """Remove unsealed writes that were found damaged before the shutdown.
 
     The replay of the log has added them again.
     """

@@ -27,7 +27,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.records import AbstractView, live_runs
 
 UNREADABLE_MS = 60_000  # delay before a job with a damaged record is tried again
-STEP = 64  # maximum number of jobs taken from the line in one step
+STEP = 64  # maximum number of jobs taken from the free queue in one step
 
 
 class ClaimRequest(NamedTuple):
@@ -62,8 +62,7 @@ def distribute(
     evenly: bool,
     max_bytes: int,
 ) -> list[list[Taken]]:
-    """Take jobs for all claimers of a pass, and return a list for each of them, in the order of
-    seqs.
+    """Take jobs for all claimers of a pass, and return a list for each of them, sorted by seq.
 
     ``evenly`` deals the jobs round-robin. Otherwise the first claimer gets as many jobs as it
     requested, then the second, and so on. The pass takes no more jobs once their records have
@@ -123,8 +122,8 @@ def _take(
 ) -> list[Taken]:
     """Take up to ``count`` jobs for a pass.
 
-    If the records cannot be read because of an OSError, return all taken jobs to the line and raise
-    it.
+    If the records cannot be read because of an OSError, return all taken jobs to the free queue and
+    raise the error.
     """
     found, size = list[Taken](), 0
     usual_bytes = max(1, topic.bytes // max(1, topic.count))
@@ -134,7 +133,7 @@ def _take(
         # of a scan.
         while len(found) < count and size < max_bytes and jobs.steps_left > 0:
             # Take about as many jobs as fit into ``max_bytes``, so that few are returned to the
-            # line.
+            # free queue.
             wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
             seqs = jobs.take_free(wanted, topic.config)
             # The line of free jobs is exhausted, so add jobs that were never delivered. Free jobs
@@ -147,8 +146,7 @@ def _take(
             found += read
             for _, record in read:
                 size += len(record)
-            # If the byte limit is reached, return the jobs after the last record that was read to
-            # the line.
+            # If the byte limit is reached, return the jobs after the last record that was read.
             if size >= max_bytes:
                 looked_at = seqs.index(read[-1][0]) + 1
                 jobs.return_taken(seqs[looked_at:])
@@ -281,7 +279,7 @@ class _FreshRuns:
 def records_of(
     topic: Topic, store: Store, seqs: Sequence[int], max_bytes: int = sys.maxsize
 ) -> list[Taken]:
-    """Return the rendered records of these seqs, without records that are deleted or cannot be
+    """Return the rendered records of these seqs, excluding records that are deleted or cannot be
     read.
 
     The result ends with the record that reaches ``max_bytes``.
@@ -321,9 +319,9 @@ def records_of(
 def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) -> list[Taken]:
     """Return the exhausted jobs to be moved next, with their rendered records (§10.6).
 
-    These are the remaining jobs of the batch that is dying. If there is no such batch, they are the
-    jobs with which `lease_jobs.dead_lettering` starts the next one. At most ``max_jobs`` are
-    returned, and no more once their records have ``max_bytes``.
+    These are the remaining jobs of the batch that is being moved. If there is no such batch, they
+    are the jobs with which `lease_jobs.begin_dead_lettering` starts the next batch. At most
+    ``max_jobs`` are returned, and no more once their records have ``max_bytes``.
 
     A job whose record cannot be read is hidden for a while.
     """
@@ -343,7 +341,8 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
 
 
 def reserve(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
-    """Reserve the records that are not busy, and return their seqs. The topic is a queue or a log.
+    """Reserve the records that are not busy, and return their seqs. The topic may be a queue or a
+    log.
 
     No client can claim these records until they are put back or removed.
     """

@@ -1,5 +1,4 @@
-"""Delays: the times before which jobs that were never delivered must not be delivered (additions:
-delayed jobs).
+"""Delays: the times before which jobs that were never delivered must not be delivered (§2).
 
 The rows are in ascending order of seqs. They are stored as columns in blocks of up to `BLOCK_ROWS`
 rows. A row takes 24 bytes, and a run of seqs is removed in one step.
@@ -46,7 +45,7 @@ class Delays(MutableMapping[int, int]):
         # The blocks are in ascending order, and never empty. `_firsts` has an entry for each of
         # them.
         self._blocks: list[_Block] = []
-        self._firsts: list[int] = []  # by block: no seq of the block is below it
+        self._firsts: list[int] = []  # by block: a lower bound of its seqs
         self._count = self.waiting = 0
         self.ends = DueCounter()
 
@@ -110,7 +109,7 @@ class Delays(MutableMapping[int, int]):
             self.waiting += 1
             self.ends.add(until_ms)
         if not blocks or seq > blocks[-1].seqs[-1]:
-            # Most seqs are above all others, so they are appended to the last block.
+            # Most new seqs are above all existing ones, so they are appended to the last block.
             if not blocks or len(blocks[-1].seqs) == BLOCK_ROWS:
                 blocks.append(_Block(array("Q"), array("q"), array("q")))
                 firsts.append(seq)
@@ -166,8 +165,8 @@ class Delays(MutableMapping[int, int]):
                 self.ends.remove(until_ms, count)
 
     def take(self, seq: int) -> tuple[int, bool] | None:
-        """Remove the delay of a job. Return its due time (wall ms) and whether it is due, or
-        None.
+        """Remove the delay of a job. Return its due time (wall ms) and whether it is due, or None
+        if the job has no delay.
         """
         found = self._find(seq)
         if found is None:

@@ -47,7 +47,7 @@ from topics.formats.api.limits import DELAY_MS_MAX, LEASE_MS_BOUNDS
 from topics.formats.api.topic_config import TopicConfig
 from topics.formats.ranges import SeqRun
 
-# A heap or line is rebuilt only if it has more than this number of stale entries.
+# A heap or a free queue is rebuilt only if it has more than this number of stale entries.
 HEAP_STALE_MIN = 4096
 LEDGER_STEP = 512  # jobs of one part of a checkpoint, which takes half a millisecond
 ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
@@ -69,7 +69,7 @@ class QueueCounters(NamedTuple):
 
 
 # A function that passes the items of an iterable through and counts them, to report the progress of
-# a start.
+# startup.
 Watched: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 
@@ -148,10 +148,11 @@ class Jobs:
         # From the cursor on: the jobs that are not fresh. It may also contain seqs of deleted
         # records.
         self._not_fresh = SeqSet()
-        # The line of free jobs. It may contain stale entries, which `_free` does not confirm.
+        # The free queue: the free jobs, in the order in which they became free. An entry is stale
+        # if its slot is not the one in `_free`.
         self._free_queue: deque[int] = deque()
-        self._free_queue_head = 0  # number of the first slot of the line
-        self._free: dict[int, int] = {}  # by seq of a free job: the number of its slot in the line
+        self._free_queue_head = 0  # number of the first slot of the free queue
+        self._free: dict[int, int] = {}  # by seq of a free job: the number of its slot
         self._hidden = Hidden()
         self._hidden_times = TimerQueue(self._hidden.get)
         self._delays = Delays()  # delivery times of jobs that are delayed or due
@@ -308,7 +309,7 @@ class Jobs:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the last pass may have missed jobs.
+        """Return whether the last pass may have missed jobs.
 
         This is the case if it took too many steps without success, or if the last `advance` left
         expired leases or delays.
@@ -321,7 +322,7 @@ class Jobs:
             self.steps_left = 0
 
     def take_free(self, count: int, config: TopicConfig) -> list[int]:
-        """Take up to ``count`` free jobs from the line, and return their seqs.
+        """Take up to ``count`` jobs from the free queue, and return their seqs.
 
         Exhausted jobs that the pass finds change to the state dead.
         """
@@ -345,13 +346,13 @@ class Jobs:
         return taken
 
     def hide_taken(self, seq: int, until_ms: int) -> None:
-        """Hide a taken job that cannot be delivered until ``until_ms``."""
+        """Hide a taken job until ``until_ms``, because it cannot be delivered now."""
         self._deliveries.setdefault(seq, 0)
         self.hide(seq, until_ms)
         self.steps_left -= 1
 
     def return_taken(self, seqs: Sequence[int]) -> None:
-        """Return taken jobs that were not delivered to the front of the line, in this order."""
+        """Put taken jobs that were not delivered back at the front of the free queue, in order."""
         for seq in reversed(seqs):
             self._deliveries.setdefault(seq, 0)
             self._free_first(seq)
@@ -395,7 +396,7 @@ class Jobs:
     def deliver(
         self, seqs: Sequence[int], number: int, deadline_ms: int, holder: LeaseHolder
     ) -> list[int]:
-        """Lease taken jobs, and return the number of deliveries of each job, this one included.
+        """Lease taken jobs, and return the number of deliveries of each job, including this one.
 
         The leases get ``number`` and the numbers after it.
 
@@ -422,7 +423,7 @@ class Jobs:
             self._free_first(seq)
 
     def _free_first(self, seq: int) -> None:
-        """Put a free job at the front of the line."""
+        """Put a job at the front of the free queue."""
         self._free_queue_head -= 1
         self._free[seq] = self._free_queue_head
         self._free_queue.appendleft(seq)
@@ -578,7 +579,7 @@ class Jobs:
             # delay.
             if seq not in ledger.rows:
                 self.delay(seq, due_ts, now)
-        # `sorted` is stable, so free jobs with the same time keep their order in the line.
+        # `sorted` is stable, so free jobs with the same time keep their order.
         rows = sorted(ledger.rows.items(), key=lambda item: item[1].until_ts)
         for seq, row in watched(rows):
             self._not_fresh.add(seq)
@@ -615,7 +616,7 @@ class Jobs:
     def ledgers(
         self, now: Now, *, with_leases: bool, with_counts: bool = False
     ) -> Iterator[Ledger]:
-        """Yield the state that a restart needs, in parts of some jobs each.
+        """Yield the state that a restart needs, split into parts.
 
         ``with_leases`` also includes leases and deliveries. ``with_counts`` also includes
         deliveries, delays of nacks and errors, and ends all leases.
@@ -623,7 +624,7 @@ class Jobs:
         Jobs may change between two steps. Each job that is listed now is included in its state at
         the time of its step. All other changes are in frames that are written from now on.
         """
-        aside, last = tuple(self.reserved), 0  # some may be delayed again at their step
+        aside, last = tuple(self.reserved), 0  # some may be delayed jobs again when their step runs
         while delays := [*self._delays.rows(last, LEDGER_STEP)]:
             ledger = Ledger()
             for last, due_ts in delays:

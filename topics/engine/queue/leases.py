@@ -20,8 +20,8 @@ import msgspec
 from topics.engine.queue.timer_queue import DueCounter, TimerQueue
 
 _PREFIX = "lease_"
-# A sorted list of seqs stays valid with this number of newer leases, plus an eighth of its own
-# length.
+# A sorted list of seqs is used until there are more newer leases than this number plus an eighth of
+# its own length.
 ORDER_SLACK = 1024
 
 
@@ -57,7 +57,7 @@ class LeaseTable:
 
     ``held`` has the leases by seq. ``expiry`` has the times at which they have expired, and
     ``ends`` counts these times. ``loosened`` has the streams that hold fewer leases than before.
-    The task that serves the streams removes them.
+    The task that serves the streams removes them from the list.
     """
 
     __slots__ = ("_later", "_order", "ends", "expiry", "held", "loosened", "pollers")
@@ -66,7 +66,7 @@ class LeaseTable:
         self.held: dict[int, Lease] = {}
         self.expiry, self.ends = TimerQueue(self._expires_at), DueCounter()
         # Used while a client lists the leases page by page. It has all seqs that were held at some
-        # time since the first page: ``_order`` is sorted, and ``_later`` has the newer ones.
+        # time since the first page: ``_order`` is sorted, and ``_later`` has the newer seqs.
         self._order: array[int] | None = None
         self._later: list[int] = []  # leased after ``_order`` was made, not sorted
         self.pollers: dict[str, LeaseHolder] = {}
@@ -86,7 +86,8 @@ class LeaseTable:
         return self.pollers.get(node) or LeaseHolder(node)
 
     def page(self, after: int, limit: int, node: str | None, now_ms: int) -> list[Lease]:
-        """Return the first ``limit`` leases above ``after``, by seq, of ``node`` if it is given.
+        """Return the first ``limit`` leases above ``after``, by seq; only leases of ``node`` if it
+        is given.
 
         The first page sorts the seqs of all leases, and the next pages use this list. The list is
         dropped after the last page, or if many leases are granted in the meantime. Then the next
@@ -176,9 +177,9 @@ class LeaseTable:
         return lease
 
     def expire(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
-        """End the leases that have expired, and return (time, seq) of each, in this order.
+        """End the leases that have expired, and return (time, seq) of each, sorted.
 
-        ``limit`` is the one of `TimerQueue.take_due`.
+        ``limit`` has the same meaning as in `TimerQueue.take_due`.
         """
         due = self.expiry.take_due(now_ms, limit)
         return [each for each in due if self.drop(each[1]) is not None]

@@ -6,16 +6,16 @@ themselves are not part of it.
     delays         by seq: earliest delivery time of a job that was never delivered (wall ms)
     dead_lettered  the number of jobs moved to a dead-letter topic
 
-A start loads the ledger from a checkpoint (`unpack`) and applies the frames of the log to it. Then
-`Jobs.begin` creates the states of the jobs from it. All times are wall clock: after a restart the
-remaining part of each time counts.
+Startup loads the ledger from a checkpoint (`unpack`) and applies the frames of the log to it. Then
+`Jobs.begin` creates the states of the jobs from it. All times are on the wall clock, so that a
+restart can compute the remaining time.
 
 A replay may apply frames to a checkpoint that already contains their effects, because changes of
 leases are effective before their frames are written. The result is the same for each job:
 
 - A row is the outcome of the last frame about its job, and each frame contains the complete row. A
   checkpoint that contains the effects of later frames has another row, or none. Those later frames
-  are replayed, too, and the last of them decides.
+  are replayed, too, and the last of them determines the row.
 - Only the sum `dead_lettered` must not contain the effects of a frame that is replayed. So it only
   counts committed changes, and frames below the LSN of the topic in the checkpoint are not counted.
 - Rows and delays of jobs whose record was deleted in the meantime are dropped at the end of the
@@ -127,7 +127,7 @@ class Ledger:
         self._remove_delays(frame.seqs)
         state = JobState.DYING if frame.op == LeaseOp.DYING else JobState.FREE
         for seq, deliveries in zip(frame.seqs, frame.deliveries, strict=True):
-            self.rows.pop(seq, None)  # the new row comes last, as the job is last in the line
+            self.rows.pop(seq, None)  # the new row comes last, like the job in the free queue
             self.rows[seq] = JobRow(state, frame.until_ts, 0, deliveries, frame.node)
         if frame.error is not None:
             self.errors.update(dict.fromkeys(frame.seqs, frame.error))
@@ -153,7 +153,7 @@ class Ledger:
         self.errors = {seq: error for seq, error in self.errors.items() if seq in self.rows}
 
     def revive(self, is_exhausted: Callable[[JobRow], bool]) -> None:
-        """Make dying jobs claimable that are not exhausted according to the current config."""
+        """Make dying jobs claimable if they are not exhausted according to the current config."""
         for seq, row in self.rows.items():
             if row.state is JobState.DYING and not is_exhausted(row):
                 self.rows[seq] = row._replace(state=JobState.FREE, node="")
@@ -189,7 +189,7 @@ class Ledger:
     # Format in a checkpoint
 
     def pack(self) -> dict[str, Any]:
-        """Return one part as plain values, without `dead_lettered`."""
+        """Return one part as plain values, excluding `dead_lettered`."""
         rows, delays = self.rows, self.delays
         states, untils, numbers, deliveries, nodes = (
             zip(*rows.values(), strict=True) if rows else ((),) * 5

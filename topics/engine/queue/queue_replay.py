@@ -37,7 +37,7 @@ _OPS = frozenset(LeaseOp)
 
 
 def ledger_of(topic: Topic) -> Ledger | None:
-    """Return the ledger of a queue during a replay, or None for a topic that is no queue."""
+    """Return the ledger of a queue during a replay, or None for a topic that is not a queue."""
     return topic.jobs.ledger if topic.jobs is not None else None
 
 
@@ -94,7 +94,7 @@ def apply_config(topic: Topic) -> None:
 def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None:
     """Create the states of a queue's jobs from its ledger.
 
-    ``watched`` passes jobs through and counts them, to report the progress of the start.
+    ``watched`` passes jobs through and counts them, to report the progress of startup.
     """
     jobs, ledger = topic.jobs, ledger_of(topic)
     if jobs is None or ledger is None:

@@ -3,8 +3,8 @@
     add --> far: lists of seqs, one for each BUCKET_MS --their time is near--> near: a heap
             near --time--> `take_due`
 
-The owner knows the current time of each seq, so an entry is only a hint. When the bucket of an
-entry comes near, the entry is dropped if its seq has another time or none. So changing a time needs
+The owner knows the current time of each seq, so an entry is only a hint. When the time of a bucket
+begins, its entries whose seq has another time or none are dropped. So changing a time needs
 no search, and an entry takes 8 bytes. Times are monotonic milliseconds.
 
 No entry is due before ``next_at``. This is a lower bound, because it is computed without examining
@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 BUCKET_MS = 256
-STALE_MIN = 4096  # a timetable with fewer stale entries is not swept
+STALE_MIN = 4096  # a queue with fewer stale entries is not swept
 # A sweep examines this number of entries for each new one, so that it overtakes the additions.
 SWEEP_STEP = 16
 NO_SEQS = array("Q")
@@ -53,7 +53,7 @@ class DueCounter:
             del self._slots[slot]
 
     def due(self, first: int, now_ms: int) -> int:
-        """Return the number of due seqs, without those in the slot of ``now_ms``.
+        """Return the number of due seqs, excluding the seqs in the slot of ``now_ms``.
 
         The caller guarantees that no seq is due before ``first``.
         """
@@ -67,7 +67,7 @@ class TimerQueue:
     """Seqs by the time at which they are due.
 
     ``time_of`` returns the time of a seq, or None if it is never due. ``count`` is the number of
-    entries, stale ones included.
+    entries, including stale ones.
     """
 
     __slots__ = ("_far", "_near", "_near_until", "_order", "_sweep", "_time_of", "count", "next_at")
@@ -75,7 +75,8 @@ class TimerQueue:
     def __init__(self, time_of: Callable[[int], int | None]) -> None:
         self._time_of = time_of
         self._far: dict[int, array[int]] = {}  # by bucket number
-        # Heap of the bucket numbers in ``_far``, and of some that were swept.
+        # Heap of the bucket numbers in ``_far``. It may also contain numbers of buckets that a
+        # sweep has removed.
         self._order: list[int] = []
         self._near: list[tuple[int, int]] = []  # heap of (time, seq)
         self._near_until = 0  # all entries that are due before this time are in ``_near``
@@ -99,12 +100,12 @@ class TimerQueue:
         bucket.extend(seqs)
 
     def take_due(self, now_ms: int, limit: int = sys.maxsize) -> list[tuple[int, int]]:
-        """Remove and return (time, seq) of the seqs that are due by ``now_ms``, in this order.
+        """Remove and return (time, seq) of the seqs that are due by ``now_ms``, sorted.
 
         A seq may occur twice. ``limit`` bounds the number of entries that are examined. An entry is
-        examined when its bucket comes near and again when it is due. If ``next_at`` is still due
-        after the call, entries remain. The next call may return an earlier time than this one if a
-        single bucket has more entries than ``limit``.
+        examined when the time of its bucket begins, and again when the entry is due. If ``next_at``
+        is still due after the call, entries remain. The next call may return an earlier time than
+        this one if a single bucket has more entries than ``limit``.
         """
         due: list[tuple[int, int]] = []
         left = limit
@@ -127,7 +128,8 @@ class TimerQueue:
     def _open_bucket(self, bucket: int, now_ms: int, due: list[tuple[int, int]], limit: int) -> int:
         """Examine up to ``limit`` entries of a bucket, and return their number.
 
-        Entries that are due are added to ``due`` if the complete bucket is due, else to the heap.
+        If the complete bucket is due and the heap is empty, the entries are added to ``due``.
+        Otherwise they are added to the heap.
         """
         start, end = bucket * BUCKET_MS, (bucket + 1) * BUCKET_MS
         seqs = self._far.pop(bucket, NO_SEQS)

@@ -154,7 +154,7 @@ class RouterGraph:
         """Check that the router ``name`` may get this config.
 
         Raise `TopicExistsIncompatible` if its dest has another source, or `RouterCycle` if it would
-        close a cycle and does not allow that. Properties that the router has already are not
+        close a cycle and does not allow cycles. Properties that the router has already are not
         checked again.
         """
         now = self.by_name.get(name)
@@ -179,7 +179,7 @@ class RouterGraph:
                 )
 
     def _shortest_path(self, start: str, end: str, without: str) -> list[str] | None:
-        """Return the shortest path along routers from one topic to another, both included.
+        """Return the shortest path along routers from one topic to another, including both.
 
         Return None if there is no path. The router ``without`` is ignored.
         """
@@ -253,7 +253,8 @@ class RouterGraph:
     def _component(self, topic: str) -> set[str]:
         """Return the strongly connected component of ``topic``.
 
-        These are the topics that it reaches and that reach it, itself included.
+        These are the topics that are reachable from ``topic`` and from which ``topic`` is
+        reachable, including ``topic`` itself.
         """
         to_there = _reached(topic, self._into, lambda router: router.source)
         return to_there & _reached(topic, self._from, lambda router: router.dest)
@@ -269,7 +270,7 @@ class RouterGraph:
 def _reached(
     topic: str, ends: Mapping[str, Mapping[int, Router]], end: Callable[[Router], str]
 ) -> set[str]:
-    """Return the topics that are reachable from ``topic`` along ``ends``, itself included.
+    """Return the topics that are reachable from ``topic`` along ``ends``, including ``topic``.
 
     ``ends`` has the routers of each topic, and ``end`` returns the topic to which a router leads.
     """

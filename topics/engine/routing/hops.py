@@ -28,8 +28,8 @@ class Hops:
         return len(self._hops)
 
     def note(self, first: int, last: int, hop: int) -> None:
-        """Note that the seqs ``first`` to ``last`` have this hop. They must be above all earlier
-        ones.
+        """Record that the seqs ``first`` to ``last`` have this hop. The seqs must be above all
+        earlier seqs.
         """
         lasts = self._lasts
         assert not lasts or lasts[-1] < first <= last, "seqs rise"
@@ -53,7 +53,7 @@ class Hops:
         return (self._hops[index], self._lasts[index]) if first <= seq else (0, first - 1)
 
     def drop_to(self, seq: int) -> None:
-        """Drop the hops of all seqs up to ``seq``, included."""
+        """Drop the hops of all seqs up to and including ``seq``."""
         count = bisect_left(self._lasts, seq + 1)
         if count:
             del self._firsts[:count], self._lasts[:count], self._hops[:count]

@@ -9,8 +9,8 @@
 
 A trim reports lost records of the source: the dest skips as many seqs as were lost. Losses are
 found in the same order as by a reader (`reading`): first the floors, then the lost ranges above
-live records, then bytes that cannot be read. The one difference is that records that have expired
-by age are skipped, like deleted ones.
+live records, then bytes that cannot be read. The only difference is that records that have expired
+by age are skipped, like deleted records.
 
 Complete entries are picked without reading their records. If the caller finds later that such a
 record cannot be read, it must pick again with ``reads_all``.
@@ -59,9 +59,9 @@ class Picked(NamedTuple):
     ``to_seq`` is to be forwarded.
 
     - ``trimmed``: the number of lost seqs.
-    - ``hop``: of the picked or lost records in the source, not of their copies.
-    - ``count``, ``size``: number and bytes of the picked records; bytes as rendered, commas
-      included.
+    - ``hop``: hops of the picked or lost records in the source, not of their copies.
+    - ``count``, ``size``: number and bytes of the picked records; bytes as rendered, including
+      commas.
     """
 
     runs: Sequence[PickedRun]
@@ -115,7 +115,7 @@ def pick(
 
 @dataclass(slots=True)
 class _Bounds:
-    """The bounds that are left for the rest of the call."""
+    """The remaining bounds of the call."""
 
     records: int
     size: int
@@ -183,7 +183,8 @@ class _Picker:
         return Picked(self._runs, self._seq - 1, self._trimmed, hop, self._count, self._size)
 
     def _pass_loss(self, loss: Loss, hops: Hops) -> None:
-        """Trim the lost seqs that have one hop, as their records would have been forwarded.
+        """Trim the next lost seqs that have the same hop, because their records would have been
+        forwarded.
 
         Skip them without a trim if they have the highest hop.
         """
@@ -314,7 +315,7 @@ class _Picker:
         """Return the matching live records of the range, the end of the examined range, and its
         cost.
 
-        The records are runs. The cost is the number of examined records.
+        The records are returned as runs. The cost is the number of examined records.
         """
         match, scan = self._match, self._bounds.scan
         if match is None:

@@ -1,8 +1,8 @@
 """Blob frames: rebuild the frame of a long append from its blob (``formats/disk/blob.py``).
 
-The frame of a long append is short and names a blob that contains all of its records. If the frame
-is damaged and the blob is intact, every field of the frame can be derived from the blob: the body
-starts with the ext map, its table of ends gives the number of records, and the first record
+The frame of a long append is short and refers to a blob that contains all of its records. If the
+frame is damaged and the blob is intact, every field of the frame can be derived from the blob: the
+body starts with the ext map, its table of ends gives the number of records, and the first record
 contains the time. No field is guessed: an interpretation of the body is accepted only if each
 record matches the tables.
 """
@@ -31,7 +31,7 @@ _META: Final = b',"meta":'
 
 
 def frame_from(path: Path) -> Frame | None:
-    """Return the frame that names this blob, or None if the blob is not intact."""
+    """Return the frame that refers to this blob, or None if the blob is not intact."""
     named = blob_of(path.name)
     if named is None:
         return None

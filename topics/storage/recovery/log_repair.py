@@ -57,11 +57,11 @@ from topics.storage.wal.log_file import WalFile, log_name
 
 RECORDS_MAX = (1 << 32) - 1  # the largest count in a LOST frame
 RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers
-# The most records in the blobs that one log file names. Together these blobs are at most as long as
-# the largest log file and the largest write (1 GiB each). A record has at least 11 bytes in the
-# body of a write, and at least 32 bytes in a blob.
+# The maximum number of records in the blobs that one log file refers to. Together these blobs are
+# at most as long as the largest log file and the largest write (1 GiB each). A record has at least
+# 11 bytes in the body of a write, and at least 32 bytes in a blob.
 RECORDS_IN_BLOBS = 1 << 27
-CORRECTED_MAX_BYTES = 1 << 20  # the longest damaged range in which a flipped bit is searched
+CORRECTED_MAX_BYTES = 1 << 20  # the longest damaged range that is searched for a flipped bit
 
 
 class CannotRepair(Damaged):
@@ -95,7 +95,7 @@ class RepairPlan:
         self.damaged_files: list[
             Path
         ] = []  # damaged files to rename, which nothing needs any longer
-        self.kept: list[Path] = []  # damaged files to keep in place, which others may need
+        self.kept: list[Path] = []  # damaged files to keep in place, which other data may need
         self.lines: list[str] = []
 
     def image_of(self, file: WalFile) -> bytearray:
@@ -114,7 +114,7 @@ class RepairPlan:
         self.changed.add(path)
 
     def add_damaged_file(self, path: Path, *, is_kept: bool) -> None:
-        """Mark a damaged file that is not a log file. ``is_kept`` means that others may need it."""
+        """Mark a damaged file that is not a log file. ``is_kept``: other data may need it."""
         found = self.kept if is_kept else self.damaged_files
         if path.exists() and path not in found:
             found.append(path)
@@ -133,7 +133,9 @@ EFFECTS = {
 
 
 class LogRepair:
-    """Repairs the damage that one pass of recovery found. ``reader`` has the state before it."""
+    """Repairs the damage that one pass of recovery found. ``reader`` has the state before the
+    damage.
+    """
 
     def __init__(self, reader: ShardReader, files: Sequence[WalFile], plan: RepairPlan) -> None:
         self._reader, self._files, self._plan = reader, files, plan
@@ -145,7 +147,7 @@ class LogRepair:
         """Put a LOST frame where the replay stopped. Raise `CannotRepair`."""
         # Two files claim the same LSNs. It is unknown which one is right, so nothing is planned.
         if damage.end is not None and damage.end < damage.first:
-            # A file that overlaps the one before it.
+            # The file overlaps the file before it.
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         # From here on, three cases: no file contains the LSN, the frame there is intact but does
         # not follow on the state, or its bytes are damaged.

@@ -77,8 +77,8 @@ class LogReplay:
     def run(self, folder: Path, files: Sequence[WalFile]) -> LogEnd:
         """Replay all frames into the engine. Return the end of the log.
 
-        Raise `Damaged` if frames are missing or inconsistent. ``folder`` is named in the error if
-        the log has no file.
+        Raise `Damaged` if frames are missing or inconsistent. If the log has no file, the error
+        contains the path ``folder``.
         """
         # The replay begins in the file that contains the first LSN to replay. Earlier files are
         # kept for the older checkpoint.
@@ -217,10 +217,10 @@ class LogReplay:
             self._blobs.keep_at(lsn)
 
     def _external_bytes(self, header: FrameHeader) -> int:
-        """Add the blob that the frame names, and return the size of its records in bytes.
+        """Add the blob that the frame refers to, and return the size of its records in bytes.
 
         A missing blob is not an error here, because its topic may be deleted later in the log.
-        `BlobStore.verify` raises `Damaged` if the log still names the blob at its end.
+        `BlobStore.verify` raises `Damaged` if the log still refers to the blob at its end.
         """
         topic_id, first_seq = header.topic_id, header.first_seq
         self._blobs.add(topic_id, first_seq, header.lsn)

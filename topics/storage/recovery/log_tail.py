@@ -45,8 +45,8 @@ class DamagedLog(Damaged):
 
 
 class LogEnd(NamedTuple):
-    """The LSN after the last frame, and the number of bytes that follow it up to the last nonzero
-    one.
+    """The LSN after the last frame, and the number of bytes that follow it, up to the last nonzero
+    byte.
     """
 
     lsn: int

@@ -1,10 +1,11 @@
 """Repair: changes the damaged files of a shard so that it can start again (decision 0016).
 
-A repair starts the shard as recovery does, but without writing. It replaces frames that recovery
+A repair reads the shard as recovery does, but writes nothing. It replaces frames that recovery
 rejects, in an in-memory image of the damaged log file, until recovery rejects nothing any longer
-(``log_repair.py``). So only recovery decides what is damage, and a repaired log is read like any other
-log. Then each image replaces its file atomically and durably, one file at a time. The damaged file
-is kept as NAME.damaged. After an interrupted repair, the next repair handles the remaining damage.
+(``log_repair.py``). So only recovery determines which data is damaged, and a repaired log is read
+like any other log. Then each image replaces its file atomically and durably, one file at a time.
+The damaged file is kept as NAME.damaged. After an interrupted repair, the next repair handles the
+remaining damage.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from topics.storage.wal.log_file import LOG, NEW, WalFile, log_name, log_paths
 class ShardRepair(RepairPlan):
     """The repair of one shard. `plan` finds the necessary changes, `apply` makes them.
 
-    Afterwards ``lines`` describes for the operator what is lost.
+    Afterwards ``lines`` describes the lost data for the operator.
     """
 
     def __init__(self, data_dir: Path, shard: int, shards: int, now: Now) -> None:
@@ -121,14 +122,15 @@ class ShardRepair(RepairPlan):
             while self._find_damage(1):
                 pass
         except CannotRepair:
-            # A start cannot use the older checkpoint, so it is not needed.
+            # Startup cannot use the older checkpoint, so it is not needed.
             self.damaged_files.append(checkpoint)
         self.lines = lines
 
     def _find_damage(self, age: int) -> bool:
-        """Read the shard as a start does, and replace the frames that recovery rejects.
+        """Read the shard as on startup, and replace the frames that recovery rejects.
 
-        Return False if it rejects nothing. ``age`` 1 selects the checkpoint before the newest.
+        Return False if recovery rejects nothing. ``age`` 1 selects the checkpoint before the
+        newest.
         """
         try:
             # `ShardReader` raises only for checkpoints and segments, which this repair cannot
@@ -242,7 +244,7 @@ class ShardRepair(RepairPlan):
     def _keep_blobs(self, reader: ShardReader) -> None:
         """Keep the blobs of lost frames for the operator.
 
-        No frame names these blobs any longer, and a start would remove them.
+        No frame refers to these blobs any longer, and startup would remove them.
         """
         # Without changes nothing was lost, and a start handles unnamed blobs itself.
         if not self.changed:

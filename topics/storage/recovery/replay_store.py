@@ -37,7 +37,7 @@ class ReplayStore:
     ) -> None:
         self._engine, self._segments, self._files = engine, segments, files
         self._frames = frames
-        # Of extents whose flags in the file are ahead of the replay.
+        # The flags of extents whose flags in the file are ahead of the replay.
         self._flags: dict[int, bytearray] = {}
 
     def restore_live(self, locator: Locator, entry: ExtentEntry, runs: Iterable[SeqRun]) -> None:
@@ -71,7 +71,7 @@ class ReplayStore:
             if damage.path.exists():
                 raise
             # The blob is missing: its topic is deleted later in the log, or `BlobStore.verify`
-            # refuses the start. Until then, use placeholder records of one byte each.
+            # raises an error. Until then, use placeholder records of one byte each.
             count = header_at(file.view(), file.offset(frame_lsn(file, locator))).record_count
             return RecordsView(
                 0, count, 0, memoryview(array("I", range(1, count + 1)).tobytes() + bytes(count))

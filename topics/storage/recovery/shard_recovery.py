@@ -2,19 +2,19 @@
 
     open_folders        make the names in the folders durable
     intact_checkpoints  read the newest intact checkpoint                    checkpoints.py
-    SegmentStore.open   open the segments that it names
+    SegmentStore.open   open the segments that it refers to
     open_log            open the files of the log
     check_log_start     without a checkpoint, the log must contain everything
     restore_topics      restore topics and extents from the checkpoint       topic_restore.py
     LogReplay.run       replay all frames from the checkpoint's LSN on       log_replay.py
     check_sealed        the log has all frames from which segments were made
     restore_keys        restore the idempotency keys that are still valid    topic_restore.py
-    BlobStore.verify    the blobs that the log names exist and are intact
+    BlobStore.verify    the blobs that the log refers to exist and are intact
     decide              ensure that no seq and no `$ts` is assigned twice
-    ------------------- up to here a start only reads, from here on it changes files
+    ------------------- up to here, startup only reads; from here on, it changes files
     end_log             remove the bytes after the last frame                log_tail.py
-    sweep               remove files that nothing names
-    write_start_frames  write the frames of this start to the log
+    sweep               remove files that are not referred to
+    write_start_frames  write the startup frames to the log
 
 No step repairs damage: `Damaged` (path, offset, reason) stops the process, and every file stays
 unchanged. Nothing is written to the log before its end is durable (``decisions/0014``).
@@ -64,7 +64,7 @@ class RecoveredShard:
     absorbed: list[Path]  # blobs whose records are in a segment
     boot: str  # identifier of the machine's current boot
     cut_bytes: int  # length of a removed torn tail
-    # Frames of this start for which the log had no space. They must precede all other frames.
+    # Startup frames for which the log had no space. They must precede all other frames.
     unwritten_frames: list[Frame]
 
 
@@ -72,7 +72,7 @@ class RecoveredShard:
 def without_gc() -> Iterator[None]:
     """Disable garbage collection inside the context.
 
-    A start creates millions of permanent objects, and each collection would scan all of them.
+    Startup creates millions of permanent objects, and each collection would scan all of them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -84,7 +84,7 @@ def without_gc() -> Iterator[None]:
 
 
 class ShardReader:
-    """The part of a start that only reads. If it raises an error, the caller must call `close`.
+    """The part of startup that only reads. If it raises an error, the caller must call `close`.
 
     Until then, the object contains the data that was read before the error.
     """
@@ -101,7 +101,7 @@ class ShardReader:
         """Read the newest intact checkpoint. Raise `Damaged` if acknowledged data is damaged.
 
         ``data_dir`` may also be the folders that a server holds open. ``age`` 1 selects the
-        checkpoint before the newest, which a start uses if the newest is damaged.
+        checkpoint before the newest, which startup uses if the newest is damaged.
         """
         # Each step below only reads. An object that fails here leaves no open log files.
         self._shard, self._progress = shard, progress
@@ -135,7 +135,7 @@ class ShardReader:
     def read(self, now: Now, *, trusts_stop: bool = True) -> tuple[LogEnd, bool]:
         """Read the shard. Return where the log ends, and whether the last process stopped cleanly.
 
-        With ``trusts_stop``, the bodies of blobs are not verified after a clean stop. Raise
+        With ``trusts_stop``, the bodies of blobs are not verified after a clean shutdown. Raise
         `Damaged`.
         """
         checkpoint, engine, progress, files = (
@@ -154,8 +154,8 @@ class ShardReader:
         # The log ends exactly where the last process has stopped. Anything else is the end of a
         # crash.
         is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
-        # After a clean stop, only the headers of blobs are read. The first reader of the records
-        # verifies the body.
+        # After a clean shutdown, only the headers of blobs are read. The first reader of the
+        # records verifies the body.
         is_complete = not (is_clean and trusts_stop)
         for blob_id in progress.over(self.blobs.added()):
             # A blob is needed only if the log still names it at its end.
@@ -184,12 +184,12 @@ def recover(
 ) -> RecoveredShard:
     """Recover a shard from its files. ``data_dir`` is the same as for `ShardReader`.
 
-    ``boot`` identifies the current boot of the machine. With ``has_tail``, the log is taken to be
+    ``boot`` identifies the current boot of the machine. With ``has_tail``, the log is assumed to be
     complete up to its end even if it was written under another boot.
 
     ``report`` is called several times a second with the completed fraction, 0.0 to 1.0.
 
-    If the log has no space for the frames of this start, the shard can still be read: see
+    If the log has no space for the startup frames, the shard can still be read: see
     `RecoveredShard.unwritten_frames`.
 
     Raise `Damaged` if acknowledged data is damaged or a file has an unknown version, and OSError if
@@ -216,7 +216,7 @@ def recover(
     except BaseException:
         reader.close()
         raise
-    # No error can refuse the start any longer. Files are changed only from here on.
+    # All checks have passed. Files are changed only from here on.
     for folder in progress.over(folders.own, 1):
         make_directory(folder)
     # Only now does this process own the files.
@@ -291,7 +291,8 @@ def check_log_start(folders: Folders, files: list[WalFile]) -> None:
 
 
 def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
-    """Raise `Damaged` if a segment that no checkpoint names has records from beyond the log's end.
+    """Raise `Damaged` if a segment that no checkpoint refers to has records from beyond the log's
+    end.
 
     Records are sealed only after the log was synced, so the log has lost synced frames.
     """
@@ -311,7 +312,7 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
 def write_start_frames(
     wal: Wal, checkpoint_folder: Path, frames: list[Frame], progress: StartProgress
 ) -> list[Frame]:
-    """Write and sync the frames of this start. Return them if the log has no space for them.
+    """Write and sync the startup frames. Return the frames if the log has no space for them.
 
     Records of `ephemeral` topics are acknowledged without the log, but not before these frames are
     written. The call also creates the reserves. On a full disk the shard creates them later.

@@ -1,13 +1,14 @@
 """Restore: recreates topics and their extents from the newest checkpoint, before the log replay.
 
-A checkpoint contains each topic as of an LSN of its own. The delete flags of segments may be ahead
-of that LSN: they include deletes that the replay has not reached yet. `find_later_deletes` finds
-these deletes in the log, and `ReplayStore.restore_live` marks their records as live until then.
+A checkpoint contains the state of each topic as of a separate LSN. The delete flags of segments may
+be ahead of that LSN: they include deletes that the replay has not reached yet. `find_later_deletes`
+finds these deletes in the log, and `ReplayStore.restore_live` marks their records as live until
+then.
 
 Idempotency keys are restored after all frames, because only then the window of each topic is known.
 They have three sources, each in the order of seqs: the checkpoint (keys whose records are deleted),
 the tables of extents, and the frames of the log. The checkpoint also contains the keys of copies of
-any age, and the log adds the later ones.
+any age, and the log adds the keys of later copies.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class KeyedExtent(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Data for later steps of a start. ``keyed`` is in the order of the log."""
+    """Data for later steps of startup. ``keyed`` is in the order of the log."""
 
     keyed: list[KeyedExtent]
     keys: Keys
@@ -117,7 +118,7 @@ def restore_topics(
     # First the state of the shard, because topics are added to its table.
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
-    # Without delete flags in the segments, no flag can be ahead of the checkpoint.
+    # If the segments have no delete flags, no flag can be ahead of the checkpoint.
     has_deleted = any(1 in segment.has_deleted for segment in segments.segments.values())
     # The flags in segments are written later than the checkpoint, so they may contain later
     # deletes.
@@ -217,7 +218,7 @@ def _deleted_bytes(
             segments.records(locator).size(start, stop)
             for start, stop in live_runs(deleted, 0, entry.record_count)
         )
-    except Damaged:  # like `retention`, which gives all records of such an extent the same size
+    except Damaged:  # as in `removal.sized_view`, all records count as equally long
         return entry.blob_bytes * bytes(deleted).count(1) // entry.record_count
 
 

@@ -107,7 +107,7 @@ class PendingFlags:
                 self._note_written(locator)
 
     def _note_written(self, locator: int) -> None:
-        """Note that a delete is in the file.
+        """Record that a delete is in the file.
 
         Drop the extent's flags in memory after its last queued delete.
         """
@@ -148,14 +148,14 @@ class PendingFlags:
         indexes = array("I", (index for index, flag in enumerate(data) if flag == 1))
         self._queue.appendleft(_Delete(0, locator, indexes))
 
-    # At a start
+    # On startup
 
     def add_unsynced(self, number: int) -> None:
-        """Note that a killed process may have written flags of this segment without a sync."""
+        """Record that a killed process may have written flags of this segment without a sync."""
         self._unsynced.add(number)
 
     def rewrite(self) -> None:
-        """Write the flags of all unsynced segments again, after an unclean stop.
+        """Write the flags of all unsynced segments again, after an unclean shutdown.
 
         A sync may have failed before, and the kernel marks pages as clean that are not on the disk.
         Raise OSError.

@@ -1,8 +1,8 @@
 """Segment maps: a cache of memory-mapped segments. A segment is mapped at its first read.
 
-The least recently used map is released if there are more than a few, so that a scan of all segments
-does not increase the memory. A view that a reader holds keeps its map alive. The maps of a merge
-are pinned: while the merge puts its extents into the index, no file must be opened.
+The least recently used map is released if more than ``mapped_max`` maps are cached, so that a scan
+of all segments does not increase the memory. A view that a reader holds keeps its map alive. The
+maps of a merge are pinned: while the merge puts its extents into the index, no file may be opened.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SegmentMaps:
         self._pinned: dict[int, MappedSegment] = {}
 
     def __len__(self) -> int:
-        """Return the number of cached maps, without pinned ones."""
+        """Return the number of cached maps, excluding pinned maps."""
         return len(self._mapped)
 
     def of(self, number: int) -> MappedSegment:

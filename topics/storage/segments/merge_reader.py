@@ -4,7 +4,7 @@
     read_ahead   load tables and live records into memory for the loop           in a thread
     view         return the records of an extent in place
 
-The reader has its own maps, so that those of other readers stay cached (`SegmentMaps.pin`). It
+The reader has its own maps, so that the maps of other readers stay cached (`SegmentMaps.pin`). It
 checks all checksums again, because copied bytes get a new checksum.
 """
 
@@ -45,7 +45,7 @@ class ExtentRequest(NamedTuple):
 
 
 class MergeReader:
-    """Reads the segments with the given numbers of a store."""
+    """Reads the segments of ``store`` with the given ``numbers``."""
 
     def __init__(self, store: SegmentStore, numbers: Sequence[int]) -> None:
         self.segments = {number: store.segments[number] for number in numbers}

@@ -38,7 +38,7 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 class Segment:
-    """An intact segment file, opened by number. ``on_damage`` is called for damage found later."""
+    """An intact segment file. ``on_damage`` is called for damage that is found after opening it."""
 
     def __init__(self, path: Path, shard: int, number: int) -> None:
         """Read header, trailer and delete flags. Raise `Damaged`."""
@@ -63,7 +63,7 @@ class Segment:
         self.has_deleted = bytearray(self.trailer.entry_count)
         # Extents whose tables were found intact, because a delete reads all extents of a topic.
         self.checked = bytearray(self.trailer.entry_count)
-        # Without a set flag, the directory need not be decoded.
+        # If no flag is set, the directory need not be decoded.
         if flags.count(0) != len(flags):
             self._note_flags(directory, flags)
 
@@ -73,7 +73,7 @@ class Segment:
             start = entry.flags_at - self.trailer.flags_at
             part = flags[start : start + entry.record_count]
             self.has_deleted[extent] = 1 in part
-            # Any other value than 0 or 1 is reported, and the record counts as live.
+            # Any value other than 0 or 1 is reported, and the record counts as live.
             if part.translate(None, b"\0\1"):
                 self.findings += [
                     f"{self.path}, offset {entry.flags_at + index}: delete flag {flag}"

@@ -88,8 +88,8 @@ class SegmentStore:
     def unlink(self, number: int) -> None:
         """Remove a segment. If this raises OSError, the segment is unchanged.
 
-        The removal is durable after a sync of the folder. A start removes segments that no
-        checkpoint names.
+        The removal is durable after a sync of the folder. Startup removes segments that no
+        checkpoint refers to.
         """
         segment_path(self.folder, number).unlink(missing_ok=True)
         self.segments.pop(number, None)

@@ -1,1 +1,1 @@
-"""The write-ahead log of a shard: its files, its writer threads, and the blobs that it names."""
+"""The write-ahead log of a shard: its files, its writer threads, and the blobs of its frames."""

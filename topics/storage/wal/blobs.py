@@ -2,12 +2,12 @@
 (``formats/disk/blob.py``).
 
     begin -> write ... -> finish       the file is durable under its name
-    add                                a frame that names it is in the log
-    absorb | forget | remove           segments contain its records, or its records are deleted
+    add                                a frame that refers to it is in the log
+    absorb | drop | remove             segments contain its records, or its records are deleted
 
-A blob is used only after all of it was checked. This process has checked it if it has written it.
-Otherwise `verify` checks it before the first use. A blob that is missing or was changed is
-`Damaged`.
+A blob is used only after all of its bytes were checked. A blob that this process has written counts
+as checked. `verify` checks any other blob before its first use. A blob that is missing or was
+changed is `Damaged`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def blob_of(name: str) -> tuple[int, int] | None:
 
 
 def blob_paths(folder: Path) -> list[Path]:
-    """Return the sorted blobs in a folder, without foreign files."""
+    """Return the sorted blobs in a folder, excluding foreign files."""
     return own_files(folder, file_names.BLOB)
 
 
@@ -73,7 +73,7 @@ class BlobWriter:
         self._offset = blob.HEADER_BYTES
         self._file = AtomicFile(store.path(topic_id, first_seq), NEW)
         try:
-            # A full disk is noticed here.
+            # If the disk is full, this call raises the error.
             allocate(self._file.fd, store.folder, blob.HEADER_BYTES + body_len)
         except OSError:
             self.abandon()
@@ -148,7 +148,7 @@ class BlobView(RecordsView):
 
 
 class _Blob:
-    """A blob that the frame at ``lsn`` names.
+    """A blob that the frame at ``lsn`` refers to.
 
     ``is_checked`` means that its contents are known to be intact. ``is_copied`` means that FORWARD
     frames refer to it, so copies are read from it.
@@ -188,7 +188,7 @@ class BlobStore:
         return BlobWriter(self, topic_id, first_seq, body_len)
 
     def written(self, topic_id: int, first_seq: int) -> None:
-        """Note that this process has written the blob."""
+        """Record that this process has written the blob."""
         self._written.add((topic_id, first_seq))
 
     def add(self, topic_id: int, first_seq: int, lsn: int) -> None:
@@ -199,7 +199,7 @@ class BlobStore:
         self._held[topic_id][first_seq] = _Blob(lsn, self.length(topic_id, first_seq), is_checked)
 
     def lsn(self, topic_id: int, first_seq: int) -> int:
-        """Return the LSN of the frame that names an added blob."""
+        """Return the LSN of the frame that refers to an added blob."""
         return self._held[topic_id][first_seq].lsn
 
     def length(self, topic_id: int, first_seq: int) -> int:
@@ -210,7 +210,7 @@ class BlobStore:
             return 0
 
     def bytes_from(self, lsn: int) -> int:
-        """Return the total length of all blobs that frames from ``lsn`` on name."""
+        """Return the total length of all blobs that frames from ``lsn`` on refer to."""
         return sum(
             held.length for seqs in self._held.values() for held in seqs.values() if held.lsn >= lsn
         )
@@ -258,11 +258,11 @@ class BlobStore:
         return crc
 
     def __bool__(self) -> bool:
-        """Return whether the log names any blob."""
+        """Return whether the log refers to any blob."""
         return bool(self._held)
 
     def is_added(self, topic_id: int, first_seq: int) -> bool:
-        """Return whether the log names this blob."""
+        """Return whether the log refers to this blob."""
         return first_seq in self._held.get(topic_id, {})
 
     def added(self) -> list[tuple[int, int]]:
@@ -270,7 +270,7 @@ class BlobStore:
         return [(topic_id, seq) for topic_id, seqs in self._held.items() for seq in seqs]
 
     def below(self, lsn: int) -> list[Path]:
-        """Return the paths of the blobs that frames below ``lsn`` name."""
+        """Return the paths of the blobs that frames below ``lsn`` refer to."""
         return [
             self.path(topic_id, seq)
             for topic_id, seqs in self._held.items()
@@ -281,8 +281,8 @@ class BlobStore:
     def keep_at(self, lsn: int) -> None:
         """Keep the blob of the frame at ``lsn``, if it has one, until its log file is sealed.
 
-        A FORWARD frame names this frame, so copies are read from the blob even after its own topic
-        is deleted.
+        A FORWARD frame refers to this frame, so copies are read from the blob even after its own
+        topic is deleted.
         """
         # Only the LSN of the frame is known here.
         for seqs in self._held.values():
@@ -290,7 +290,8 @@ class BlobStore:
                 held.is_copied |= held.lsn == lsn
 
     def drop(self, topic_id: int) -> list[Path]:
-        """Drop the blobs of a deleted topic. Return the files to remove once that is durable.
+        """Drop the blobs of a deleted topic. Return the files to remove once the deletion is
+        durable.
 
         Blobs from which copies are read stay. `absorb` drops them later.
         """
@@ -305,7 +306,7 @@ class BlobStore:
         self._drop(lambda held: held.lsn >= lsn)
 
     def remove(self, topic_id: int, first_seq: int) -> None:
-        """Undo `add` and remove the file. No frame of the log may name the blob."""
+        """Undo `add` and remove the file. No frame of the log may refer to the blob."""
         self._held[topic_id].pop(first_seq, None)
         self._written.discard((topic_id, first_seq))
         self.path(topic_id, first_seq).unlink(missing_ok=True)
@@ -334,9 +335,9 @@ class BlobStore:
         """Remove the blobs of writes that were never finished, and of deleted topics.
 
         ``heads`` has the last assigned seq of each topic. Return the blobs of other writes that the
-        replayed log does not name, because segments contain their records or the records are
-        deleted. These files are not removed here: the part of the log that names them is kept while
-        the older checkpoint needs it.
+        replayed log does not refer to, because segments contain their records or the records are
+        deleted. These files are not removed here: the part of the log that refers to them is kept
+        while the older checkpoint needs it.
         """
         # Blobs that the log names are in use.
         wanted = {self.path(*blob_id) for blob_id in self.added()}

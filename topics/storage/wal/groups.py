@@ -40,7 +40,7 @@ class GroupQueue:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[WalGroup | None] = queue.SimpleQueue()
-        # Already taken from the queue, but of another file or era.
+        # A group that was already taken from the queue, but belongs to another file or era.
         self._held: WalGroup | None = None
 
     def put(self, group: WalGroup) -> None:

@@ -1,8 +1,8 @@
 """Hang watch: reports a disk call of the shard loop that does not return.
 
 A loop that hangs in the kernel cannot report this itself. While the loop makes disk calls, a thread
-checks every `CHECK_INTERVAL_S` seconds. It sleeps without a timeout while the loop makes none, so
-only the first call after a quiet period costs a wake-up.
+checks every `CHECK_INTERVAL_S` seconds. It sleeps without a timeout while the loop makes no disk
+calls, so only the first call after a quiet period costs a wake-up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHECK_INTERVAL_S: Final = 0.5
 class HangWatch:
     """Calls ``on_hang`` with the number of a disk call that is in progress at two checks in a row.
 
-    It is called by the watch's own thread, at the second check and at each further one.
+    It is called by the watch's own thread, at the second check and at each further check.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class HangWatch:
         self._thread.start()
 
     def begin(self) -> None:
-        """Note that the loop begins a call that may hang."""
+        """Record that the loop begins a call that may hang."""
         self._number += 1
         if self._is_idle:
             self._is_idle = False
             self._wake.set()
 
     def end(self) -> None:
-        """Note that the call has returned."""
+        """Record that the call has returned."""
         self._number += 1
 
     def stop(self) -> None:

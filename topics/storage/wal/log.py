@@ -9,17 +9,17 @@ writes and syncs them.
      '--(a write or sync fails)--> failed, until the process restarts
 
 Rotation: a log file is full when the next frame does not fit into it, or when the blobs and copies
-that its frames name have ``file_bytes`` bytes in total, the maximum size of a log file (`spares`).
-Because of the second rule, blobs are sealed and their space is released even if their frames are
-short. A blob cannot be deleted as soon as all its records are deleted: the log still names it, and
-a replay could not distinguish the deleted blob from a lost one. If the disk has no space for
-another file, frames continue in a file that is full because of its blobs, so that deletes can free
-space.
+that its frames refer to have ``file_bytes`` bytes in total, the maximum size of a log file
+(`spares`). Because of the second rule, blobs are sealed and their space is released even if their
+frames are short. A blob cannot be deleted as soon as all its records are deleted: the log still
+refers to it, and a replay could not distinguish the deleted blob from a lost one. If the disk has
+no space for another file, frames continue in a file that is full because of its blobs, so that
+deletes can free space.
 
 After `NoSpace` the contents of the log are known: the loop rolls back all changes that are not
 written and calls `resume`. While the log is short of space, only groups of frames that free space
 may be written. Such a group may use the reserve for a new file (``decisions/0015``). A failed log
-is never written again. The next start replays the frames that are really on the disk.
+is never written again. The next startup replays the frames that are really on the disk.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from topics.storage.wal.log_file import NoSpace, WalFile
 from topics.storage.wal.log_progress import LogProgress
 from topics.storage.wal.writer import WalWriter
 
-HEARTBEAT_MS, HEARTBEATS_MAX = 500, 20  # of `Wal.wait_synced`
+HEARTBEAT_MS, HEARTBEATS_MAX = 500, 20  # used by `Wal.wait_synced`
 _EXTERNAL = int(RecordFlags.EXTERNAL)
 # The kinds of frames that free space. LEASE frames are not included: clients claim and extend jobs
-# continually, which would use up the reserve that acks, deletes and starts need. A lease that
+# continually, which would use up the reserve that acks, deletes and startup need. A lease that
 # cannot be released expires at its deadline. ROUTERS_GONE frames are included because deleting a
 # topic deletes its routers.
 SPACE_FREEING_KINDS = frozenset(
@@ -95,10 +95,10 @@ class Wal:
         # Set once by `take_progress`, and never reset.
         self.failed: OSError | None = None
         self._chunks: list[Buffer] = []
-        # The current group: frames that are appended and not handed over.
+        # The current group: frames that are appended but not handed over yet.
         self._start = lsn
         self._new_file = False
-        self._frees_space = True  # it has only frames of `SPACE_FREEING_KINDS`
+        self._frees_space = True  # the group has only frames of `SPACE_FREEING_KINDS`
         self._no_space = False  # a new file could not be created
         # The file of the next frame. It may not exist on disk yet, until the writer thread
         # creates it.
@@ -194,9 +194,9 @@ class Wal:
         self.rotates_by_blobs = True
 
     def may_name(self, lsn: int, length: int) -> bool:
-        """Return whether a FORWARD frame of this length may name the frame at ``lsn``.
+        """Return whether a FORWARD frame of this length may refer to the frame at ``lsn``.
 
-        It may if it would be appended to the same log file as that frame.
+        This is the case if the FORWARD frame would be appended to the same log file as that frame.
         """
         tail = self._tail
         return (
@@ -225,8 +225,8 @@ class Wal:
         """Hand over the current group. Return the progress if it is written already, else None.
 
         With ``sync``, the replies of the group wait until it is synced. With ``immediate``, the
-        caller must commit the frames that the returned progress covers. Without it, the writer
-        thread writes the group and `take_progress` returns the progress.
+        caller must commit the frames that the returned progress covers. Otherwise the writer thread
+        writes the group and `take_progress` returns the progress.
         """
         # Nothing to write, and nothing to sync.
         if self._tail is None or not (self._chunks or (sync and self.synced_lsn < self.next_lsn)):
@@ -281,7 +281,7 @@ class Wal:
     def allocate_files(self) -> bool:
         """Create the next file and the reserve. Return True if both exist.
 
-        The log is no longer short of space then.
+        In this case the log is no longer short of space.
         """
         found = self.writer.allocate_files()
         if found:
@@ -336,8 +336,8 @@ class Wal:
     def frame_at(self, locator: int) -> tuple[FrameHeader, memoryview]:
         """Return header and body of the frame that contains the location ``locator``.
 
-        ``locator`` is a frame or a row of a FORWARD frame. The frame must be written, and its file
-        must not be detached.
+        ``locator`` refers to a frame or to a row of a FORWARD frame. The frame must be written, and
+        its file must not be detached.
         """
         file = self.file(locator)
         return frame_in(file, frame_lsn(file, locator))
@@ -418,9 +418,9 @@ class Wal:
     def wait_synced(self, heartbeat: Callable[[], None] = lambda: None) -> None:
         """Block until all groups that were handed over are synced. For use outside an event loop.
 
-        ``heartbeat`` is called every `HEARTBEAT_MS` while this call waits, because a busy disk may
-        take seconds, but at most `HEARTBEATS_MAX` times. Raise the error that prevented a write or
-        sync. After `NoSpace` the log is resumed at the end of the written frames.
+        ``heartbeat`` is called every `HEARTBEAT_MS` while this call waits, but at most
+        `HEARTBEATS_MAX` times, because a busy disk may take seconds. Raise the error that prevented
+        a write or sync. After `NoSpace` the log is resumed at the end of the written frames.
         """
         poller, beats = select.poll(), 0
         poller.register(self.progress_fd, select.POLLIN)

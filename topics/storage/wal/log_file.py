@@ -1,9 +1,9 @@
 """Log file: one file of a shard's log. It is allocated and synced before its first frame is
 written, and it is mapped for reading.
 
-    NAME.new      a file that is being created; a start removes it
+    NAME.new      a file that is being created; startup removes it
     BASE.wal      a file of the log
-    NAME.spare    a preallocated file that becomes one later, see `spares`
+    NAME.spare    a preallocated file that becomes a log file later, see `spares`
     log.reserve   the same, for frames that free space
 
 A file keeps its length until it is unlinked. A shorter file was truncated by another program and is
@@ -36,7 +36,9 @@ LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
 
 class NoSpace(OSError):
-    """The next log file could not be created. No frame was written, and no file is in doubt."""
+    """The next log file could not be created. No frame was written, and the contents of all files
+    are known.
+    """
 
 
 def log_name(base: int) -> str:
@@ -86,7 +88,8 @@ class WalFile:
         return FILE_HEADER_BYTES + lsn - self.base + length <= self.size
 
     def create(self, spare: Path | None = None) -> None:
-        """Create and allocate the file, so that a full disk is noticed here and not during a write.
+        """Create and allocate the file, so that a full disk raises an error here and not during a
+        write.
 
         ``spare`` is a file of the same size that the log no longer needs. It becomes this file, so
         its blocks and pages need not be allocated again. Its old contents remain after the new
@@ -94,7 +97,7 @@ class WalFile:
         `log_paths` for the rename.
 
         Raise `NoSpace` if the file could not be created and the log is unchanged. Any other OSError
-        is raised after the rename: the next start may or may not find the file, so nothing may be
+        is raised after the rename: the next startup may or may not find the file, so nothing may be
         written from its base on.
         """
         # The file gets its final name when it is complete, so that a crash leaves no half-created

@@ -58,7 +58,7 @@ class WalCounters:
 
     ``sync_us`` has a count of syncs for each bucket of `SYNC_BOUNDS_US`, then the count of longer
     syncs, the sum of all times, and the number of syncs. ``loop_fsyncs`` counts the syncs that the
-    loop made.
+    loop has performed.
     """
 
     frames: int = 0
@@ -104,9 +104,9 @@ class WriteState:
         return self._last_write[0]
 
     def begin_write(self, file: WalFile, end: int) -> bool:
-        """Note the start of a write up to the LSN ``end``. Return False if the log is broken.
+        """Record the start of a write up to the LSN ``end``. Return False if the log is broken.
 
-        Then nothing may be written.
+        In this case nothing may be written.
         """
         with self._lock:
             if self.broken is not None:
@@ -115,7 +115,7 @@ class WriteState:
             return True
 
     def end_write(self, end: int, error: OSError | None, *, reported: bool) -> bool:
-        """Note the end of the write. Return False if the log is broken. It is cut then.
+        """Record the end of the write. Return False if the log is broken. In this case it is cut.
 
         ``reported`` means that the loop itself has written and no sync has to follow, so the frames
         count as reported.
@@ -134,7 +134,8 @@ class WriteState:
         return False
 
     def fail(self, error: OSError) -> None:
-        """Break the log after an error that left the file in doubt: refuse all unreported frames.
+        """Break the log after an error that left the contents of the file unknown: refuse all
+        unreported frames.
 
         Only the first error has an effect.
         """
@@ -147,9 +148,9 @@ class WriteState:
         self._cut_and_report()
 
     def note_synced_group(self, lsn: int) -> bool:
-        """Note that the loop has written and synced the log up to ``lsn``.
+        """Record that the loop has written and synced the log up to ``lsn``.
 
-        Return False if the log is broken. It is cut then.
+        Return False if the log is broken. In this case it is cut.
         """
         with self._lock:
             if self.broken is not None:

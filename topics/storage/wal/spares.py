@@ -2,7 +2,7 @@
 
     NAME.spare    a reused or newly created file, so that no write waits for a file to be created
     log.reserve   used only if no other file can be created, and only for frames that free space or
-                  that a start needs (``decisions/0015``)
+                  that startup needs (``decisions/0015``)
 
     released by the log --(no reserve)----> log.reserve --(no space)-.
        |            '----(few spares)-----> NAME.spare ------------> file of the log
@@ -13,10 +13,10 @@ The reserve is created before the spares. Both kinds are found again after a res
 creation leaves no file.
 
 The first files are small and later ones grow with the log, so that a shard without traffic takes
-little space (``decisions/0053``). When a file is half full, the next one is to be twice as large,
-up to a bound: a reserve of that size replaces the previous one, and then a spare is created. So the
-reserve is as large as any file of the log, and the free space of the disk limits how far the files
-grow.
+little space (``decisions/0053``). When a file is half full, the size of the next files is doubled,
+up to a bound: a reserve of the new size replaces the previous reserve, and then a spare is created.
+So the reserve is as large as any file of the log, and the free space of the disk limits how far the
+files grow.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from topics.storage.disk import allocate, check_space, sync_directory
 from topics.storage.file_names import own_files
 from topics.storage.wal.log_file import RESERVE, SPARE, NoSpace, WalFile
 
-# Files that are kept to be reused: a checkpoint releases two, and the next checkpoint is written
-# when these are used up.
+# Files that are kept to be reused: a checkpoint releases two files, and the next checkpoint is
+# written when these files are used up.
 SPARES_MAX = 3
 FIRST_FILE_BYTES = 4 << 20  # an empty shard takes a log file and a reserve of this size
 RESERVE_NAME = "log"
@@ -83,7 +83,7 @@ class SpareFiles:
         self.file_bytes = min(max(held, FIRST_FILE_BYTES), file_bytes_max)
         self.has_reserve = self._fits(self._path)
         if not self.has_reserve:
-            # It has the size of other files. The next reserve may need its space.
+            # The reserve has the wrong size, and the next reserve may need its space.
             self._path.unlink(missing_ok=True)
         for path in own_files(folder, file_names.SPARE):
             if len(self._spares) < SPARES_MAX and self._fits(path):
@@ -103,10 +103,10 @@ class SpareFiles:
     # Taking spares
 
     def begin_file(self, file: WalFile, *, may_use_reserve: bool) -> None:
-        """Create a file of the log from a spare, or without one, or else from the reserve.
+        """Create a log file from a spare, or by allocating a new file if there is no spare.
 
-        The reserve is used only with ``may_use_reserve``. Raise the same errors as
-        `WalFile.create`.
+        If this fails, the reserve is used, but only with ``may_use_reserve``. Raise the same errors
+        as `WalFile.create`.
         """
         # Spares may have grown since the loop chose the size.
         is_usual = file.size <= self.file_bytes
@@ -142,7 +142,8 @@ class SpareFiles:
     def is_next_due(self, file: WalFile, lsn: int) -> bool:
         """Return whether a spare should be created now.
 
-        It should if ``file`` is half full at ``lsn``, and no spare exists or spares are to grow.
+        This is the case if ``file`` is half full at ``lsn``, and no spare exists or spares are to
+        grow.
         """
         if 2 * file.offset(lsn) <= file.size or file.base == self.requested_after:
             return False
@@ -154,7 +155,8 @@ class SpareFiles:
     def prepare_next(self, file: WalFile) -> None:
         """Create a spare for the file after ``file``, unless a spare was added since the request.
 
-        If the disk has no space, there is no spare. The writer finds this out when it needs one.
+        If the disk has no space, no spare is created. The writer detects this when it needs a
+        spare.
         """
         with self._adding:
             if self._grows_after(file):
@@ -174,9 +176,10 @@ class SpareFiles:
             self.file_bytes = size
 
     def fill(self, name: str) -> bool:
-        """Create the reserve and a spare if they are missing. Return False without space for both.
+        """Create the reserve and a spare if they are missing. Return False if the disk has no space
+        for both.
 
-        ``name`` begins the name of a newly created spare.
+        The name of a newly created spare begins with ``name``.
         """
         with self._adding:
             if not self.has_reserve:

@@ -1,13 +1,13 @@
 """Syncs of a shard's log, one at a time, and a thread for background syncs.
 
 Frames that no group requests a sync for are synced in the background, within ``sync_ms``. A
-separate thread makes these syncs, because the writer thread would otherwise delay its writes. This
-thread also creates spare files. After a sync has failed, no further sync is made: the kernel
-reports lost pages only once, so a second sync would falsely succeed (``decisions/0014``).
+separate thread performs these syncs, because the writer thread would otherwise delay its writes.
+This thread also creates spare files. After a sync has failed, no further sync is performed: the
+kernel reports lost pages only once, so a second sync would falsely succeed (``decisions/0014``).
 
 While the loop syncs, it serves no requests. On a disk that syncs in 0.1 ms, this costs less than
-the two wake-ups of a hand-over. On a disk that takes 10 ms, a thread must make the sync
-(``decisions/0040``). `SyncPace` decides:
+the two wake-ups of a hand-over. On a disk that takes 10 ms, a thread must perform the sync
+(``decisions/0040``). `SyncPace` selects the state:
 
     DEAR --(after the pause, a sync of a thread within CHEAP_S)--> CHEAP: the loop syncs
       ^                                                                |
@@ -31,20 +31,20 @@ from topics.storage.folders import Check, unchecked
 from topics.storage.wal.log_file import WalFile
 from topics.storage.wal.log_progress import LogProgress, WriteState
 
-CHEAP_S: Final = 0.001  # the longest average time of a sync that the loop may make
-SLOW_S: Final = 0.003  # the longest time of a single sync that the loop may make
+CHEAP_S: Final = 0.001  # the maximum average duration of syncs in the state CHEAP
+SLOW_S: Final = 0.003  # the maximum duration of a single sync in the state CHEAP
 AVERAGE_OVER: Final = 16  # the approximate number of loop syncs in the moving average
 PAUSE_PER_S: Final = 200.0  # bounds the time that the loop spends in slow syncs to 0.5 %
 PAUSE_MAX_S: Final = 60.0
-STALE_S: Final = 10.0  # without a sync for this time, the duration of the next one is unknown
+STALE_S: Final = 10.0  # after this time without a sync, the duration of the next sync is unknown
 NS_PER_US: Final = 1_000
 NS_PER_S: Final = 1_000_000_000
 Job = Callable[[], None]
 
 
 class Syncer:
-    """Syncs for the loop and the writer thread, which block, and in a thread of its own, which
-    reports its progress.
+    """Syncs the log. The loop and the writer thread call blocking methods. A separate thread
+    performs background syncs and reports their progress.
     """
 
     def __init__(self, state: WriteState, check: Check = unchecked) -> None:
@@ -77,7 +77,7 @@ class Syncer:
     def sync_acquired(self, file: WalFile, lsn: int) -> bool:
         """Sync for the loop, which holds off all other syncs.
 
-        Return False if the log is broken. Its refused frames are cut then.
+        Return False if the log is broken. In this case its refused frames are cut.
         """
         return self._sync(file, lsn, by_loop=True)
 
@@ -91,7 +91,7 @@ class Syncer:
                 self._check(quick=True)
                 file.sync()
             except OSError as error:
-                # While the lock is held, so that no other sync starts in between.
+                # This happens while the lock is held, so that no other sync starts in between.
                 state.fail(error)
                 return False
             state.synced = lsn
@@ -101,7 +101,7 @@ class Syncer:
         return True
 
     def sync_later(self, file: WalFile, lsn: int) -> None:
-        """Queue a sync of the log up to ``lsn`` for the thread, which reports it."""
+        """Queue a sync of the log up to ``lsn`` for the thread, which reports its progress."""
         self.run_later(partial(self._sync_and_report, file, lsn))
 
     def run_later(self, job: Job) -> None:
@@ -126,7 +126,7 @@ class Syncer:
 
 
 class SyncPace:
-    """The state machine above. ``now`` is in seconds of a monotonic clock."""
+    """The state machine in the module docstring. ``now`` is in seconds of a monotonic clock."""
 
     __slots__ = ("_again_at", "_average_s", "_is_cheap", "_noted_at")
 
@@ -137,7 +137,7 @@ class SyncPace:
         self._noted_at = 0.0  # when the last sync ended
 
     def is_cheap(self, now: float) -> bool:
-        """Return whether the loop may make a short sync at ``now``."""
+        """Return whether the loop may perform a short sync at ``now``."""
         return self._is_cheap and now - self._noted_at < STALE_S
 
     def note(self, took_s: float, now: float, *, by_loop: bool) -> None:

@@ -22,7 +22,7 @@ until it has caught up. A group that the loop syncs counts as reported only afte
 its frames are cut if the sync fails.
 
 If the data directory no longer belongs to the server (`storage/folders.py`), nothing is synced:
-each sync makes the quick check first. `check`, which the loop calls twice a second, also checks
+each sync performs the quick check first. `check`, which the loop calls twice a second, also checks
 that the file is still in its folder. After an error, nothing is written any longer (`WriteState`).
 The only exception is a new file for which the disk has no space. In this case no file was changed,
 so the log continues at the LSN that it had reached, in a new era (`WalGroup`).
@@ -159,7 +159,7 @@ class WalWriter:
     def _sync_immediately(self, group: WalGroup) -> LogProgress | None:
         """Write and sync a group while holding off all other syncs.
 
-        Return None if the log is broken. The group's frames are cut then.
+        Return None if the log is broken. In this case the frames of the group are cut.
         """
         began = wrote_at = time.perf_counter()
         self.hang_watch.begin()
@@ -342,7 +342,7 @@ class WalWriter:
         """Write groups that have frames, as one contiguous range of their file.
 
         ``immediate`` means that the loop writes, so the groups count as reported. Return False if
-        the log is broken. The groups' frames are cut then.
+        the log is broken. In this case the frames of the groups are cut.
         """
         # The groups follow on each other, so one write covers all of them.
         file, start, end = groups[0].file, groups[0].start, groups[-1].end
@@ -365,7 +365,7 @@ class WalWriter:
 
 
 def _check_name(file: WalFile | None) -> None:
-    """Raise `DirectoryLost` if the file was moved or deleted, because a start would not find it."""
+    """Raise `DirectoryLost` if the file was moved or deleted, because startup would not find it."""
     if file is None:
         return
     own = identity(os.fstat(file.fd))
