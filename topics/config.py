@@ -77,22 +77,23 @@ class Settings:
     host: Annotated[str, Host()] = "127.0.0.1"
     """The address to listen on. An address that other machines can reach requires keys."""
     port: Annotated[int, Bound(0, 65_535)] = 4000
-    """The port; 0 for any free port."""
+    """The port; 0 selects a free port."""
     data_dir: Path = Path("topics-data")
     """The data directory."""
     shards: Annotated[int, Bound(1, 64)] = 1
-    """The number of shard processes, by default the usable cores. The directory keeps its number.
+    """The number of shard processes, by default the usable cores. An existing
+    directory keeps its number.
     """
     fence: Path | None = None
-    """A file shared with the machine of the standby, which keeps a former source from starting."""
+    """A file shared with the machine of the standby. It prevents a former source from starting."""
 
     # Access (§0.2), without the keys themselves
     api_keys_file: Path | None = None
     """A file of keys, one `SECRET[:SCOPES[:PREFIXES]]` per line. SIGHUP reloads it."""
     allow_insecure_no_auth: bool = False
-    """Allow an address that other machines can reach without keys."""
+    """Allow an address that other machines can reach even if there are no keys."""
     probe_auth: bool = False
-    """Require a key for health and ready."""
+    """Require a key for `/v0/health` and `/v0/ready`."""
     allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()
     """Allowed host names of requests, in addition to loopback; `*`: any (`front/hosts.py`)."""
     cors_origins: Annotated[tuple[str, ...], Origins()] = ()
@@ -102,7 +103,7 @@ class Settings:
 
     # Writes (§2)
     max_batch_records: Count = 10_000
-    """Maximum number of records of an append."""
+    """Maximum number of records in an append."""
     max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
     """Maximum size of a record's data and meta."""
     max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
@@ -119,27 +120,29 @@ class Settings:
 
     # Reads and queues (§3, §7, §10)
     max_limit: Count = 1000
-    """Maximum number of records of a page. A larger `limit` is clamped."""
+    """Maximum number of records in a page. A larger `limit` is clamped."""
     max_watch_topics: Count = 256
-    """Maximum number of topics of a watch session."""
+    """Maximum number of topics in a watch session."""
     max_claim: Count = 1000
-    """Maximum number of jobs of a claim. A larger `max` is clamped."""
+    """Maximum number of jobs in a claim. A larger `max` is clamped."""
 
     # Limits of resources (§11)
     max_topics: Cap = 100_000
-    """Maximum number of topics. In all of these limits 0 means no limit."""
+    """Maximum number of topics. For each of the limits from here to
+    TOPICS_MAX_HELD_BYTES, 0 means no limit.
+    """
     max_routers: Cap = 10_000
     """Maximum number of routers."""
     max_watch_sessions: Cap = 10_000
     """Maximum number of watch sessions."""
     max_watch_sessions_per_key: Cap = 5000
-    """Maximum number of watch sessions of a key."""
+    """Maximum number of watch sessions per key."""
     max_sse_connections: Cap = 10_000
     """Maximum number of event streams and WebSockets."""
     max_sse_connections_per_key: Cap = 1000
-    """Maximum number of event streams and WebSockets of a key."""
+    """Maximum number of event streams and WebSockets per key."""
     max_inflight_per_key: Cap = 1000
-    """Maximum number of concurrent requests of a key, including waiting ones."""
+    """Maximum number of concurrent requests per key, including waiting requests."""
     max_total_bytes: Cap = 0
     """Maximum size of the records of all topics."""
     max_held_bytes: Cap = 96 * MIB
@@ -151,22 +154,22 @@ class Settings:
     ring_bytes: Annotated[int, Bound(64 * KIB, GIB, power_of_two=True)] = 4 * MIB
     """Size of the ring from one process to another."""
     inline_bytes: Annotated[int, Bound(1 * KIB, 256 * MIB)] = INLINE_BYTES
-    """A larger body or response is passed in the arena."""
+    """Size above which a body or response is passed through the arena."""
     arena_bytes: Annotated[int, Bound(1 * MIB, 64 * GIB)] = ARENA_BYTES
-    """Size of the arena of large bodies and responses from one process to another."""
+    """Size of the arena for large bodies and responses from one process to another."""
     wal_file_bytes: Annotated[int, Bound(64 * KIB, GIB)] = 64 * MIB
     """Maximum size of a log file."""
     wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200
     """Maximum time until a record of the class `disk` is synced."""
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
-    """Maximum time that a stop waits for requests."""
+    """Maximum time that shutdown waits for requests in flight."""
     # A shard encodes all its rows in one step.
     metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
-    """Maximum number of topics, and of routers, with metrics of their own."""
+    """Maximum number of topics, and of routers, that have their own metrics."""
     console: bool = True
     """Serve the web console at `/console`. The page itself needs no key and asks for one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The lowest level of log lines."""
+    """The lowest level that is logged."""
     access_log: Literal["off", "audit", "all"] = "off"
     """Log requests: changes and refusals (`audit`), or `all` (`front/access_log.py`)."""
 

@@ -112,7 +112,7 @@ def test_each_alert_has_a_condition_a_severity_and_a_runbook_link() -> None:
 
 def test_each_section_of_the_runbook_has_meaning_diagnosis_and_action() -> None:
     for section in RUNBOOK.read_text().split("\n## ")[1:]:
-        for part in ("**Means.**", "**See.**", "**Do.**"):
+        for part in ("**Means.**", "**Check.**", "**Do.**"):
             assert part in section or "| means | do |" in section, section.split("\n")[0]
 
 

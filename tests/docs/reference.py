@@ -30,22 +30,22 @@ PAGE: Final = Path(__file__).resolve().parents[2] / "topics/docs/reference.md"
 OF_THE_MACHINE: Final = {"shards": "cores", "max_held_bytes": "96 MiB"}  # derived defaults
 OPENING: Final = """# Reference
 
-Here you look up a setting, an error, a metric or a command. The page is made of the program itself
-by `python -m tests.docs.reference --write`.
+This page lists all settings, errors, metrics and commands. It is generated from the program by
+`python -m tests.docs.reference --write`.
 
 [Settings](#settings) · [Errors](#errors) · [Metrics](#metrics) · [Commands](#commands)
 """
 ABOUT_ERRORS: Final = """
 ## Errors
 
-Each is `{"error": {"code", "message", "detail"?}}` (§0.5 of [api](api.md)).
+Each error response is `{"error": {"code", "message", "detail"?}}` (§0.5 of [api](api.md)).
 
 """
 ABOUT_SETTINGS: Final = """
 ## Settings
 
-They are environment variables. `topics serve --print-config` shows those that count;
-`deploy/topics.env.example` is a file of them. Sizes are bytes, times ms.
+Settings are environment variables. `topics serve --print-config` shows the effective values;
+`deploy/topics.env.example` is a file with all settings. Sizes are in bytes, and times are in ms.
 
 """
 

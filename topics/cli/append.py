@@ -79,7 +79,7 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
 @click.option("--meta", metavar="JSON", callback=_object, help="The meta object of the records.")
 @click.option("--delay", "delay_ms", metavar="TIME", type=units.DURATION,
               help="Hide jobs of a queue for this time.")  # fmt: skip
-@click.option("--numbers", is_flag=True, help="Append numbers of a CSV file as numbers.")
+@click.option("--numbers", is_flag=True, help="Append numbers in a CSV file as JSON numbers.")
 @click.option("--delimiter", metavar="CHAR", callback=_delimiter,
               help="The delimiter of a CSV file (,).")  # fmt: skip
 @click.option("--encoding", metavar="NAME", default="utf-8", callback=_encoding,
@@ -126,7 +126,7 @@ def append(
     complete file again.
 
     A pipe without -f is appended as it arrives, in each run. With -f - or --key-prefix, it is
-    treated as a file. The good lines of a pipe before a bad one are appended before the command
+    treated as a file. If a line is invalid, the lines before it are appended before the command
     stops.
 
     --key is for programs that know when records are the same: records with a known key are not

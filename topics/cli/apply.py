@@ -33,7 +33,9 @@ ORDER: Final = """remove router, create topic, change topic, keep topic,
 @command("apply")
 @click.argument("file", type=click.File("rb"))
 @click.option("--plan", is_flag=True, help="Change nothing; exit code 7 if there are changes.")
-@click.option("--prune", is_flag=True, help="Also remove topics and routers not in the file.")
+@click.option(
+    "--prune", is_flag=True, help="Also remove topics and routers that are not in the file."
+)
 @yes
 @pass_shell
 def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool) -> ExitCode:

@@ -234,7 +234,7 @@ class Pair(click.ParamType[str]):
 def sets(kind: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option --set of commands that create a topic or router."""
     return click.option("--set", "sets", metavar="FIELD=VALUE", multiple=True, type=Pair(kind),
-                        help="Set any field of its config.")  # fmt: skip
+                        help="Set a field of the config.")  # fmt: skip
 
 
 def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:

@@ -26,8 +26,8 @@ def cursor() -> None:
 def ls(shell: Shell, prefix: str) -> None:
     """List cursors.
 
-    With PREFIX, only cursors whose names begin with it. AT is the seq that was read last, and LAG
-    the number of seqs after it. "recreated" means that the topic was deleted and created again.
+    With PREFIX, list only cursors whose names begin with it. AT is the seq that was read last, and
+    LAG the number of seqs after it. "recreated" means that the topic was deleted and created again.
     """
     columns = {"cursor": "CURSOR", "topic": "TOPIC", "seq": "AT", "lag": "LAG", "ts": "SAVED"}
     with shell.client() as client:
@@ -67,7 +67,9 @@ def _lag(client: Topics, topic: str, seq: int, epoch: int) -> int | str:
 @click.argument("topic", type=TOPIC)
 @click.argument("seq", type=click.IntRange(min=0), required=False)
 @click.option(
-    "--to", metavar="start|end|TIME", help="Set it to the first or last record or a time."
+    "--to",
+    metavar="start|end|TIME",
+    help="Set the cursor to the first record, the last record or a time.",
 )
 @pass_shell
 def set_(shell: Shell, name: str, topic: str, seq: int | None, to: str | None) -> None:

@@ -41,8 +41,8 @@ def queue() -> None:
 def ls(shell: Shell, prefix: str) -> None:
     """List queues with their jobs.
 
-    WAITING is the number of jobs that are delayed by their append or by a nack, DEAD the total
-    number of jobs that became dead letters, and OLDEST the age of the oldest job.
+    WAITING is the number of jobs that are delayed, by their append or by a nack. DEAD is the number
+    of jobs that have been dead-lettered. OLDEST is the age of the oldest job.
     """
     found = []
     with shell.client() as client:
@@ -91,7 +91,7 @@ def info(shell: Shell, name: str) -> None:
 def peek(shell: Shell, name: str, count: int) -> None:
     """Show the oldest jobs without leasing them.
 
-    HELD BY is the worker that has leased a job. A job without it is ready or delayed.
+    HELD BY is the worker that has leased the job. If it is empty, the job is ready or delayed.
     """
     with shell.client() as client:
         asked = client.queue(name)
@@ -129,16 +129,16 @@ def leases(shell: Shell, name: str, node: str | None) -> None:
 
 @queue.command("redrive")
 @click.argument("name", metavar="DEADQUEUE", type=TOPIC)
-@click.option("--to", metavar="QUEUE", type=TOPIC, help="Move all to this queue.")
-@click.option("--tag", metavar="GLOB", help="Only this tag; eu:* matches a prefix.")
-@click.option("--limit", type=units.COUNT, metavar="N", help="Move at most this number.")
+@click.option("--to", metavar="QUEUE", type=TOPIC, help="Move all records to this queue.")
+@click.option("--tag", metavar="GLOB", help="Only records with this tag; eu:* matches a prefix.")
+@click.option("--limit", type=units.COUNT, metavar="N", help="Move at most this number of records.")
 @pass_shell
 def redrive(
     shell: Shell, name: str, to: str | None, tag: str | None, limit: int | None
 ) -> ExitCode:
     """Move dead letters back to their original queues.
 
-    The exit code is 1 if some were skipped, because their queue does not exist or is full.
+    The exit code is 1 if records were skipped because their queue does not exist or is full.
     """
     moved = 0
     with shell.client(retries=True) as client:

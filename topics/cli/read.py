@@ -142,7 +142,11 @@ def read(
 
 @command("tail", params=[*OPTIONS])
 @click.option(
-    "-n", "--last", type=click.IntRange(0), default=0, help="Start with the last N of each topic."
+    "-n",
+    "--last",
+    type=click.IntRange(0),
+    default=0,
+    help="Start with the last N records of each topic.",
 )
 @pass_shell
 def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> None:

@@ -49,13 +49,15 @@ def ls(shell: Shell, source: str, dest: str) -> None:
 @click.argument("name")
 @click.argument("source", type=TOPIC)
 @click.argument("dest", type=TOPIC)
-@click.option("--filter", "tag", metavar="TAG", help="Only this tag; eu:* matches a prefix.")
+@click.option(
+    "--filter", "tag", metavar="TAG", help="Only records with this tag; eu:* matches a prefix."
+)
 @configs.sets("router")
 @pass_shell
 def create(
     shell: Shell, name: str, source: str, dest: str, tag: str | None, sets: tuple[str, ...]
 ) -> ExitCode:
-    """Create a router, which copies records appended to SOURCE from now on to DEST.
+    """Create a router, which copies records that are appended to SOURCE later to DEST.
 
     An existing router is not changed: the exit code is 0 if its config has the specified values,
     otherwise 7.

@@ -104,7 +104,11 @@ def inspect(files: tuple[Path, ...]) -> ExitCode:
 @command("restore")
 @click.argument("source", metavar="FILE|DIR@GENERATION")
 @click.argument("directory", metavar="DIR", type=_path)
-@click.option("--as-new", is_flag=True, help="Notify readers that they must start again.")
+@click.option(
+    "--as-new",
+    is_flag=True,
+    help="Give all topics a new epoch, so that readers start from the beginning.",
+)
 @click.option("--damaged", is_flag=True, help="Restore files that were damaged before the backup.")
 @pass_shell
 def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: bool) -> None:

@@ -300,7 +300,7 @@ GLOBALS: Final[list[click.Option]] = [
         "--context",
         metavar="NAME",
         shell_complete=context_names,
-        help="A server by its name (topics context).",
+        help="Use the server of this context (topics context).",
     ),
     _global("--key-file", metavar="FILE", help="A file with the API key (TOPICS_API_KEY)."),
     _global("--json", "is_json", is_flag=True, help="Write JSON, one object per line."),

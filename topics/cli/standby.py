@@ -89,11 +89,13 @@ class Figures:
 
 @standby.command("run")
 @DIRECTORY
-@click.option("--every", type=units.Duration(least=100), default="5s", help="Interval of rounds.")
+@click.option(
+    "--every", type=units.Duration(least=100), default="5s", help="Interval between rounds."
+)
 @click.option(
     "--keep", type=click.IntRange(1), default=KEEP_DEFAULT, help="Number of generations to keep."
 )
-@click.option("--once", is_flag=True, help="Do one round and exit; for cron.")
+@click.option("--once", is_flag=True, help="Perform one round and exit; for cron.")
 @click.option(
     "--rate", type=units.BYTES, metavar="BYTES", help="Receive at most this number of bytes/s."
 )
@@ -115,10 +117,10 @@ def run(
     topics standby status /srv/standby
     topics standby promote /srv/standby
 
-    The first round copies all data, each later round only new data. The key needs the scope admin
-    and no prefixes. Each round adds a generation, which topics restore DIR@GENERATION restores. A
-    killed or interrupted round is continued. If the server does not respond, the rounds are retried
-    without end.
+    The first round copies all data; each later round copies only new data. The key needs the scope
+    admin and no prefixes. Each round adds a generation, which can be restored by topics restore
+    DIR@GENERATION. A killed or interrupted round is continued. If the server does not respond, the
+    rounds are retried indefinitely.
     """
     copy, figures = Standby(directory), Figures()
     with shell.client() as client, _usage(), _metrics(metrics_port, figures):
@@ -282,7 +284,7 @@ def _summary(found: Generation) -> dict[str, Any]:
 @click.option("--max-age", type=units.DURATION, help="Fail if the copy is older.")
 @pass_shell
 def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
-    """Show the age of a copy, and what it lacks.
+    """Show the age of a copy, and the amount of data it lacks.
 
     Exit code: 0 if the copy is usable, 1 if it is older than --max-age, 3 if it is damaged, 4 if it
     has no generation, 6 if the server does not respond.

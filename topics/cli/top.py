@@ -65,8 +65,8 @@ def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
     """Show the current activity of the server.
 
     Topics with the most new records and routers with the longest lag come first. Writes are append
-    requests, reads diff requests, and errors all responses with a status from 400 on. The fsync
-    times are those of the interval. Press Ctrl-C to stop (exit code 0).
+    requests, reads are diff requests, and errors are responses with a status of 400 or higher. The
+    fsync times are measured in the interval. Press Ctrl-C to stop (exit code 0).
     """
     with shell.client() as client:
         every = reports(client, interval / 1000, rows)

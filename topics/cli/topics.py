@@ -25,7 +25,7 @@ def _ago(ts_ms: int | None) -> str:
 def ls(shell: Shell, prefix: str) -> None:
     """List topics.
 
-    With PREFIX, only topics whose names begin with it.
+    With PREFIX, list only topics whose names begin with it.
     """
     columns = {"name": "TOPIC", "count": "RECORDS", "bytes": "SIZE", "last_write_ts": "WRITTEN"}
     with shell.client() as client:
@@ -69,8 +69,10 @@ def info(shell: Shell, topic: str) -> None:
 
 @command("create")
 @click.argument("topic")
-@click.option("--queue", "type", flag_value="queue", help="A queue, whose records are jobs.")
-@click.option("--durability", type=click.Choice(get_args(Durability)), help="Default: disk.")
+@click.option("--queue", "type", flag_value="queue", help="Create a queue, whose records are jobs.")
+@click.option(
+    "--durability", type=click.Choice(get_args(Durability)), help="The durability class (disk)."
+)
 @click.option(
     "--ttl", "ttl_ms", metavar="TIME", type=units.DURATION, help="Keep records for this time: 7d."
 )
@@ -168,7 +170,8 @@ def rm(shell: Shell, topics: tuple[str, ...], is_sure: bool) -> None:
 def delete(shell: Shell, topic: str, before: int | None, tag: str | None, is_sure: bool) -> None:
     """Delete records of a topic.
 
-    With both options, only records that match both. Readers are not notified of deleted records.
+    With both options, only records that match both are deleted. Readers are not notified of deleted
+    records.
     """
     if before is None and tag is None:
         raise click.UsageError("specify the records with --before SEQ or --tag TAG")

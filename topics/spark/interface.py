@@ -52,10 +52,10 @@ OPTIONS: Final = (
            " each topic"),
     Option("failOnDataLoss", "read", "true", "whether lost records are an error; if `false`, they"
            " are a warning and a count"),
-    Option("minPartitions", "read", "1", "the least number of tasks"),
-    Option("maxRecordsPerPartition", "read", "500000", "the most records of a task"),
-    Option("maxOffsetsPerTrigger", "read", "", "stream: the most offsets of a micro-batch"),
-    Option("minOffsetsPerTrigger", "read", "0", "stream: the least offsets of a micro-batch"),
+    Option("minPartitions", "read", "1", "the minimum number of tasks"),
+    Option("maxRecordsPerPartition", "read", "500000", "the maximum number of records per task"),
+    Option("maxOffsetsPerTrigger", "read", "", "stream: maximum offsets per micro-batch"),
+    Option("minOffsetsPerTrigger", "read", "0", "stream: minimum offsets per micro-batch"),
     Option("maxTriggerDelay", "read", "15m", "stream: how long `minOffsetsPerTrigger` may delay a"
            " micro-batch"),
     Option("node", "read", "", "omit the records of this writer"),
@@ -64,8 +64,8 @@ OPTIONS: Final = (
     Option("jobId", "write", "", "batch: identifies the write, so that a repeated one appends"
            " nothing twice"),
     Option("node", "write", "", "the writer of rows without a column `node`"),
-    Option("batchRecords", "write", "5000", "the most records of a request"),
-    Option("batchBytes", "write", "4194304", "the most bytes of a request"),
+    Option("batchRecords", "write", "5000", "the maximum number of records per request"),
+    Option("batchBytes", "write", "4194304", "the maximum number of bytes per request"),
     Option("createTopic", "write", "true", "whether to create an absent topic"),
     Option("idempotencyWindowMs", "write", "604800000", "`idempotency_window_ms` of a created"
            " topic"),
