@@ -1,4 +1,4 @@
-"""Start-up configuration: reads the settings and the API keys of a server once, at the start.
+"""Startup configuration: reads the settings and the API keys of a server once, at startup.
 
 All invalid settings and keys are reported together in one ``ConfigError``.
 `topics.process.keys` describes the sources of keys.

@@ -92,11 +92,11 @@ def _exit_with_thread(
 
 
 def keep_memory() -> None:
-    """Configure malloc to keep freed blocks of up to KEPT_BYTES for the next request.
+    """Configure malloc to keep freed blocks of up to MALLOC_KEPT_BYTES for the next request.
 
     By default, malloc returns the memory of each long body to the kernel. This is slow, because
     the kernel needs more time to provide a new page than the process needs to copy data into it.
-    With a C library other than glibc, this function has no effect.
+    If the C library is not glibc, this function has no effect.
     """
     with contextlib.suppress(AttributeError):
         _libc.mallopt(_M_MMAP_THRESHOLD, MALLOC_KEPT_BYTES)
@@ -104,7 +104,7 @@ def keep_memory() -> None:
 
 
 def raise_file_limit() -> tuple[int, int]:
-    """Raise the soft limit of open files to the hard limit, at most to FILES_MAX.
+    """Raise the soft limit for open files to the hard limit, at most to FILES_MAX.
 
     Returns the soft limit before and after the change. The limit applies to this process and its
     children. Each client connection needs a descriptor, and the default soft limit is often 1,024.
@@ -123,7 +123,7 @@ def raise_file_limit() -> tuple[int, int]:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent, the process ``parent``, dies.
+    """Make the kernel kill this process when its parent, the process ``parent``, dies.
 
     If the parent is already dead, this process exits immediately. Raises ``OSError`` if the kernel
     refuses the request.
@@ -181,7 +181,7 @@ def on_sigterm(act: Callable[[], object]) -> None:
     """Call ``act`` in the running Trio loop when this process receives SIGTERM.
 
     Before this call SIGTERM ends the process immediately, so the signal is never lost. After the
-    loop has ended, SIGTERM has no effect, so that it does not interrupt the rest of the stop.
+    loop has ended, SIGTERM has no effect, so that it does not interrupt the rest of the shutdown.
     """
     import trio  # The supervisor imports this module too, and it must not load Trio.
 

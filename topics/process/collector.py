@@ -6,7 +6,7 @@ clients, and the process serves no request during the scan. To avoid this, objec
 full collection are frozen as soon as there are at least FREEZE_OBJECTS of them. The collector never
 scans frozen objects (decision 0053).
 
-    young --survives--> old --survives, with FREEZE_OBJECTS others--> frozen
+    young --survives--> old --survives, at least FREEZE_OBJECTS did--> frozen
 
 Reference counting frees a frozen object as usual when its last reference is deleted. A frozen
 reference cycle would never be freed, so no object that a worker keeps may be part of a cycle

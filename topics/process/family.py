@@ -4,16 +4,16 @@ Each pair of child processes has a link. The board has a session number for each
 memory of an unused link takes no physical memory, so a link costs only two descriptors in the
 supervisor. Links that are created on first use would require passing descriptors to running
 processes. A hub process would copy each message into a second ring, and its failure would
-disconnect all others.
+disconnect all other processes.
 
                fork                serves            30 s of service
     WAITING ──────────▶ STARTED ─────────────▶ UP ───────────────────▶ UP, clean record
        ▲                   │                    │                          │
        └── back-off ◀──────┴──────── death ◀────┴──────────────────────────┘
 
-The first restart is immediate. The delay of the next one is 0.1 s, and it doubles with each death
-up to 5 s. After a child has served for HEALTHY_S, its delay starts from zero again. A shard with
-damaged data is never restarted.
+The first restart is immediate. The delay of the next restart is 0.1 s, and it doubles with each
+death up to 5 s. After a child has served for HEALTHY_S, its delay starts from zero again. A shard
+with damaged data is never restarted.
 
 A child closes the descriptors that it does not use: only the front keeps the listening socket, and
 each child keeps only the doorbells of its own links. After the supervisor has reaped a child, it
@@ -48,7 +48,7 @@ from topics.storage.folders import Folders
 log = structlog.get_logger()
 
 
-DOORBELLS: Final = 2  # of each link
+DOORBELLS: Final = 2  # number of doorbells of each link
 # Links between shards have no arena. Long attachments are sent through the ring in fragments.
 SHARD_LINK: Final = LinkSizes(ring_bytes=256 << 10, inline_bytes=64 << 10, arena_bytes=0)
 
@@ -85,7 +85,7 @@ class Links:
         return iter(self._memories)
 
     def of(self, process: ProcessId) -> list[LinkMemory]:
-        """Return the links of ``process``, in the order of the processes at their other ends."""
+        """Return the links of ``process``, ordered by the process at the other end."""
         return [memory for memory in self._memories if process in memory.ends]
 
     def end_sessions(self, process: ProcessId) -> None:
@@ -119,7 +119,7 @@ class Child:
         self.up_at = math.inf  # time at which the supervisor first saw it serve
         self.pulse = Liveness()
         self._heartbeat_ms_before = 0  # the last heartbeat of the previous process
-        self.is_stalled = False  # It shows no sign of life, and this has been logged.
+        self.is_stalled = False  # It shows no sign of life, which has been logged.
         self.is_being_killed = (
             False  # SIGKILL was sent because it stalled, and it is not yet reaped.
         )
@@ -132,7 +132,7 @@ class Child:
 
     @property
     def has_heartbeat(self) -> bool:
-        """Whether the process has sent a heartbeat since the fork. Before, it imports modules."""
+        """Whether the process has sent a heartbeat since the fork. First it imports modules."""
         return self.cells.heartbeat_ms != self._heartbeat_ms_before
 
     def begin(self, now: float) -> None:
@@ -143,7 +143,7 @@ class Child:
         self.cells.spawns += 1
 
     def watch(self, now: float) -> float:
-        """Check for a sign of life, and return the number of seconds since the last one.
+        """Check for a sign of life. Return the number of seconds since the last sign of life.
 
         Signs of life are a heartbeat, a change of state and progress of a replay.
         """
@@ -174,7 +174,7 @@ def _nothing() -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class ChildMains:
-    """The main functions of the children. That of a shard takes the index of the shard.
+    """The main functions of the children. ``shard`` is called with the index of the shard.
 
     The ``load_*`` functions import modules in the parent before each fork. Only the first call
     takes time (`topics.process.serve`).
@@ -248,7 +248,7 @@ class Family:
         child.main()
 
     def reap(self) -> Iterator[tuple[Child, int, int]]:
-        """Reap the ended children. Yields each child with the pid it had and its wait status."""
+        """Reap the ended children. Yields each child with its former pid and its wait status."""
         by_pid = {child.pid: child for child in self.alive()}
         while by_pid:
             pid, wait_status = os.waitpid(-1, os.WNOHANG)

@@ -36,7 +36,7 @@ def main(
     links: Sequence[LinkMemory],
     listener: socket.socket,
 ) -> None:
-    """Run the front. Returns after SIGTERM, when all requests in flight are answered."""
+    """Run the front. Returns after SIGTERM, when all requests in flight have a response."""
     _warn_unreachable_cap(settings, connections_max(settings.shards))
     own = [Link(memory, board, FRONT) for memory in links]
     freeze_survivors()
@@ -72,8 +72,8 @@ async def _serve(
             write_request=logs.write_request,
         )
         nursery.start_soon(measure, CounterCells(board, FRONT), links, server.measured)
-        # Accept connections only when the links are established (or after a timeout), so that a
-        # restarted front rejects no request because of a missing link session.
+        # Accept connections only when the link sessions are open (or after a timeout), so that a
+        # restarted front rejects no request because of a missing session.
         await shards.wait_linked()
         await server.run(listener, stop)
         nursery.cancel_scope.cancel()

@@ -4,8 +4,8 @@ Each tick checks the signs of life of every child on the board (`decisions/0017`
 
     no sign of life for    what happens
     STALLED_S              logged, and shown in the status of the service
-    FIRST_SIGN_S           the same, for a process that has not yet shown any: it imports
-    KILL_AFTER_S           SIGKILL; the child starts again as after any death
+    FIRST_HEARTBEAT_S      the same, for a process without a heartbeat yet: it imports modules
+    KILL_AFTER_S           SIGKILL; the child is restarted as after any death
 
 systemd receives READY=1 once, when the front serves and every shard is either up or damaged. From
 then on it receives watchdog datagrams. systemd monitors only the supervisor; the supervisor

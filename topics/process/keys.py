@@ -1,8 +1,8 @@
 """API keys: how the supervisor reads them, reloads them and publishes them to the front.
 
-    TOPICS_API_KEYS         removed from the environment at the start; these keys never change
-    TOPICS_API_KEYS_FILE    read at the start and after each SIGHUP
-    systemd's credential    `topics.api-keys`, likewise, if the file exists at the start
+    TOPICS_API_KEYS         removed from the environment at startup; these keys never change
+    TOPICS_API_KEYS_FILE    read at startup and after each SIGHUP
+    systemd's credential    `topics.api-keys`, read in the same way if the file exists at startup
 
 In a key file, keys are separated by line ends or commas. Lines that start with ``#`` are comments.
 A secret is overwritten in memory as soon as it is hashed. This module must never copy any part of a
@@ -15,7 +15,7 @@ secret, and no error message may contain one.
 
 An operator may send the signal while an editor is still writing the file. An incomplete file can be
 valid, with the scopes of the last entry missing. So the files are read only after they have not
-changed for SETTLE_S. A SIGHUP that arrives during a reload does not start another one.
+changed for SETTLE_S. A SIGHUP that arrives during a reload does not start another reload.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FileState = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """One file of keys. ``variable`` is the setting that names the file, for error messages."""
+    """A key file. ``variable``: the setting that contains its path, for error messages."""
 
     path: Path
     variable: str
@@ -64,7 +64,7 @@ class KeyFile:
 
         With ``again``, the file must be a regular file, because other files, such as a pipe,
         cannot be read a second time without blocking. Raises OSError if the file cannot be read,
-        and ValueError if it contains no keys or invalid ones.
+        and ValueError if it contains no keys or invalid keys.
         """
         access = Access.parse(_read_keys(self.path, again=again))
         if not access.enabled:
@@ -82,15 +82,15 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class KeySources:
-    """The sources of a server's keys. ``fixed`` contains the keys of the environment."""
+    """The sources of a server's keys. ``fixed`` contains the keys from the environment."""
 
     fixed: tuple[Principal, ...] = ()
     files: tuple[KeyFile, ...] = ()
 
     def read_again(self) -> Access:
-        """Read the files again, and return all keys, including the fixed ones.
+        """Read the files again, and return all keys, including the fixed keys.
 
-        Raises ValueError, whose message names the source but contains none of its text.
+        Raises ValueError. Its message names the source but contains none of its text.
         """
         found = [*self.fixed]
         for file in self.files:
@@ -107,7 +107,7 @@ class KeySources:
 
 
 def key_files(environ: MutableMapping[str, str]) -> Iterator[KeyFile]:
-    """Yield the key files that the environment names, without duplicates."""
+    """Yield the key files given by the environment, without duplicates."""
     seen = set()
     if named := environ.get("TOPICS_API_KEYS_FILE", "").strip():
         path = Path(named).absolute()
@@ -179,7 +179,7 @@ def pop_environment_keys(environ: MutableMapping[str, str]) -> bytearray:
 
 
 def _read_keys(path: Path, *, again: bool) -> bytearray:
-    """Return the text of a key file as comma-separated entries, or an empty one if it has none."""
+    """Return the text of a key file as comma-separated entries; empty if it has no entries."""
     text = bytearray(KEY_FILE_MAX_BYTES + 1)
     try:
         length = _read_into(path, text, again=again)
@@ -199,7 +199,7 @@ def _read_keys(path: Path, *, again: bool) -> bytearray:
 def _read_into(path: Path, text: bytearray, *, again: bool) -> int:
     """Read the file into ``text`` until ``text`` is full or the file ends.
 
-    Returns the number of bytes. With ``again``, raises ValueError unless it is a regular file.
+    Returns the number of bytes. With ``again``, raises ValueError for anything but a regular file.
     """
 
     def opened(name: str, flags: int) -> int:
@@ -226,7 +226,7 @@ class KeyReload:
     """
 
     def __init__(self, board: Board, sources: KeySources, access: Access) -> None:
-        """Publish ``access``, the keys that were read at the start."""
+        """Publish ``access``, the keys that were read at startup."""
         self._board, self._sources = board, sources
         self._access = access
         self.table = KeyTable.of(access)
@@ -237,7 +237,7 @@ class KeyReload:
         self._seen: list[FileState] = []
 
     def start_reload(self, now: float) -> None:
-        """Start a reload after a SIGHUP, unless one is in progress."""
+        """Start a reload after a SIGHUP, unless a reload is already in progress."""
         if not self._sources.files:
             log.info("signal ignored", signal="SIGHUP", reason="there is no key file")
         elif self.next_at == math.inf:
@@ -273,7 +273,7 @@ class KeyReload:
         self._seen, self.next_at = self._sources.state(), now + SETTLE_S
 
     def _read(self) -> Access | None:
-        """Return the keys of the files, or None if a file changed while it was read."""
+        """Return the keys from the files, or None if a file changed while it was read."""
         try:
             access = self._sources.read_again()
         except ValueError:

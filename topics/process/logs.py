@@ -2,7 +2,7 @@
 (`topics.process.terminal`). ``NO_COLOR`` is respected.
 
 Each process calls ``configure`` once, after the fork, and logs with ``structlog.get_logger()``.
-Records of the modules ``logging`` and ``warnings``, which libraries such as Hypercorn use, are
+Records from the modules ``logging`` and ``warnings``, which libraries such as Hypercorn use, are
 written in the same way.
 
 An event is a constant lower-case phrase of a subject and a past participle or a state: ``segment
@@ -162,7 +162,7 @@ def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
     """Render an event as a line. If a field cannot be rendered, the line has no fields."""
     name = event.get("event")
     try:
-        # Use plain tracebacks. Pretty ones show local variables, which may contain tokens.
+        # Use plain tracebacks. Rich tracebacks show local variables, which may contain tokens.
         told = structlog.processors.format_exc_info(logger, method, {"event": name, **event})
         return _show(_clean(_framed(told, method)))
     except Exception as error:
@@ -322,7 +322,7 @@ def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
             own.close,
         )
     if stat.S_ISFIFO(mode) or os.isatty(fd):
-        # This fails for a pipe or terminal of another user, and for a FIFO without a reader.
+        # This fails for a pipe or terminal of another user, and for a FIFO that has no reader.
         with contextlib.suppress(OSError):
             own_fd = os.open(f"/proc/self/fd/{fd}", _NON_BLOCKING)
             return own_fd, partial(os.write, own_fd), partial(os.close, own_fd)

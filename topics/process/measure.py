@@ -68,7 +68,7 @@ async def measure(
 def used_files(known: dict[str, int], proc: str = "/proc/self") -> dict[str, int]:
     """Return the memory usage and the number of open descriptors of this process.
 
-    Returns ``known``, the previous values, if the process has no free descriptor for reading them.
+    Returns ``known``, the previous values, if no descriptor is free to read the new values.
     """
     with contextlib.suppress(OSError):
         # `Path` would take 0.1 ms for each of these calls in a process that was idle.

@@ -1,6 +1,6 @@
 """Notifications to systemd: sends ``NAME=value`` datagrams to ``$NOTIFY_SOCKET`` (sd_notify(3)).
 
-Without systemd nothing is sent. A notification never blocks and never raises.
+If the server was not started by systemd, nothing is sent. A notification never blocks or raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Notifier:
     """The supervisor's socket to systemd."""
 
     def __init__(self, address: str | None = None, *, watchdog_ms: int = 0) -> None:
-        """Create the socket. Without an ``address``, notifications are discarded.
+        """Create the socket. If ``address`` is None, notifications are discarded.
 
         ``address`` is a path, or ``@name`` for the abstract namespace. ``watchdog_ms`` is the
         timeout of systemd's watchdog; 0 means that it is disabled.
@@ -46,7 +46,7 @@ class Notifier:
         return cls(address, watchdog_ms=int(watchdog_usec) // 1000 if is_ours else 0)
 
     def ready(self) -> None:
-        """Notify systemd that the start is complete. Its watchdog is active from now on."""
+        """Notify systemd that startup is complete. Its watchdog is active from now on."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
@@ -58,7 +58,7 @@ class Notifier:
             self._last_status = text
 
     def extend_timeout(self, ms: int) -> None:
-        """Extend the timeout of the start or stop to ``ms`` milliseconds from now."""
+        """Extend systemd's timeout for startup or shutdown to ``ms`` milliseconds from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={ms * 1000}")
 
     def watchdog(self) -> None:

@@ -6,7 +6,7 @@ before the first fork. A failed check causes one log line and an exit code
 (`topics.errors.ExitCode`). The parent imports the modules that several children use before it forks
 them:
 
-    parent   imports what all share ─ fork front ─ imports what shards share ─ fork shards ─ waits
+    parent   imports shared modules ─ fork front ─ imports modules of shards ─ fork shards ─ waits
     front                                └─ imports its own ─ serves
     shards                                                                       └─ recover, serve
 
@@ -59,7 +59,7 @@ log = structlog.get_logger()
 def server_mains(settings: Settings, shared: Shared) -> ChildMains:
     """Return the main functions of the front and the shards.
 
-    A worker imports in the child the modules that were not loaded before the fork.
+    Modules that were not loaded before the fork are imported in the child.
     """
     board, links = shared.board, shared.links
 

@@ -124,7 +124,7 @@ def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int
 
 
 def _wait_for_directory(folders: Folders, cells: ShardCells) -> None:
-    """Wait while the data directory is not at its path, or another server may have it.
+    """Wait while the data directory is not at its path, or may belong to another server.
 
     Otherwise a shard that was killed in this state would start from the remaining files only.
     """
@@ -141,7 +141,7 @@ def _wait_for_directory(folders: Folders, cells: ShardCells) -> None:
 
 
 def failure_of(error: OSError) -> StartFailure:
-    """Return the cause that the front reports for a start that failed with this error."""
+    """Return the cause to report for a startup that failed with this error."""
     match error.errno:
         case errno.EACCES | errno.EPERM:
             return StartFailure.PERMISSION_DENIED

@@ -22,7 +22,7 @@ The phases of a drain (the stop of the server) never go back:
       ▼
     KILL     SIGKILL to the remaining processes ─▶ over
 
-The shards stop after the front, because the front needs them to answer the requests in flight.
+The shards stop after the front, because the front needs them to complete the requests in flight.
 
 A shard that finds its data damaged exits with `ExitCode.DAMAGED`. It is not restarted, and its
 state on the board is DAMAGED, while the other shards continue to serve. When the server stops, its
@@ -49,7 +49,7 @@ from topics.process.keys import KeyReload
 
 SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-FRONT_SHARE = 0.8  # the share of drain_ms for the front; the shards have the rest
+FRONT_SHARE = 0.8  # the fraction of drain_ms for the front; the rest is for the shards
 # The time that a stop may take beyond drain_ms, because the kernel must free killed processes.
 STOP_EXTENSION_MS = 5_000
 
@@ -74,7 +74,7 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Run the children until a signal stops the server. Returns the exit code.
 
-        When this method returns or raises, no child is left.
+        When this method returns or raises, no child process exists.
         """
         # If SIGCHLD was ignored, which a process can inherit, the kernel would reap the children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -128,7 +128,7 @@ class Supervisor:
             log.error("process died", **details, uptime_s=uptime_s, retry_in_s=retry_in_s)
 
     def _mark_damaged(self, shard: Child, cells: ShardCells) -> None:
-        """Mark a shard as damaged, so that it is not restarted. Stop the server if all are."""
+        """Mark a shard as damaged, so that it is not restarted. If all are damaged, stop."""
         shard.is_damaged, shard.due = True, math.inf
         cells.state = ShardState.DAMAGED
         self._exit_code = max(self._exit_code, ExitCode.DAMAGED)
@@ -187,7 +187,7 @@ class Shutdown:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stop is complete, so that no child is left."""
+        """Whether the stop is complete and no child process exists."""
         return self.phase >= Phase.SHARDS and not self._family.alive()
 
     @property

@@ -3,8 +3,8 @@
 Each direction has one arena. The producer writes an attachment once, and the consumer reads it in
 place.
 
-    reserve ──▶ RESERVED ──send──▶ SENT ──RELEASE of the consumer──▶ free
-                   │ grow, shrink    └────end of the session───────▶ free
+    reserve ──▶ RESERVED ──send──▶ SENT ──RELEASE from the consumer──▶ free
+                   │ grow, shrink    └────end of the session─────────▶ free
                    └──free──▶ free
 
 There are two halves of ``half_bytes``; session n uses half n % 2:
@@ -13,17 +13,18 @@ There are two halves of ``half_bytes``; session n uses half n % 2:
     0                      half_bytes   blocks of even sessions, each from a page boundary
     half_bytes             half_bytes   blocks of odd sessions
 
-Two halves are needed because, when one side dies, the other may still use blocks of the ended
-session: it sends one to a slow client, or receives an upload into one. The next session must not
-write there, and must not wait for it either. Only the session after the next one waits for these
-users. So a holder must send or free every block, even after the end of its session.
+Two halves are needed because, when one side dies, the other side may still use blocks of the ended
+session: it may be sending a block to a slow client, or receiving an upload into a block. The next
+session must not write to these blocks, and must not wait for their release either. Only the session
+after the next one waits for it. So the user of a block must send or free it, even after the end of
+the session.
 
-A block grows while it is filled: in place if the pages after it are free, otherwise it moves, one
-slice at a time. So the memory of a body is proportional to the bytes that have arrived.
+A block can grow while it is filled. It grows in place if the pages after it are free. Otherwise it
+moves, one slice at a time. So a body uses memory in proportion to the bytes that have arrived.
 
-Pages are allocated by the system when they are first touched. The pages of a large block are
-returned to the system after it is freed, a portion with each ``trim``, and its row stays allocated
-until then. All pages are returned when the entire arena is free.
+The system allocates pages when they are first touched. After a large block is freed, each ``trim``
+returns some of its pages to the system. The row of the block stays allocated until all of its pages
+are returned. All pages are returned when the entire arena is free.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 # The value on Linux for every supported architecture. The mmap module defines it from Python 3.13
 # on.
 MAP_NORESERVE: Final = 0x4000
-# For smaller blocks, new pages cost more than the unused pages occupy.
+# Smaller blocks keep their pages: allocating new pages would cost more than keeping unused ones.
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES
-# Pages that one call returns. It blocks the loop for about a millisecond.
+# Maximum pages that one `trim` returns. This blocks the loop for about a millisecond.
 TRIM_PAGES: Final = (2 << 20) // PAGE_BYTES
-# Bytes of a moving block that one step copies. It takes about a millisecond, mostly for new pages.
+# Bytes of a moving block that one step copies. A step takes about a millisecond, mostly to allocate
+# new pages.
 SLICE_BYTES: Final = 1 << 20
 
 
@@ -52,7 +54,7 @@ class ArenaMemory:
         self.half_bytes = pages_of(half_bytes) * PAGE_BYTES
         self.view = memoryview(b"")
         if self.half_bytes:
-            # Most of it is never used, and must not be charged as committed memory.
+            # Most of the mapping is never used, and must not be charged as committed memory.
             flags = mmap.MAP_SHARED | MAP_NORESERVE
             self._map = mmap.mmap(-1, 2 * self.half_bytes, flags=flags)
             self.view = memoryview(self._map)
@@ -64,22 +66,22 @@ class ArenaMemory:
     def release_pages(self, start: int, length: int) -> None:
         """Return the pages of a range to the system, for all processes.
 
-        They read as zeros afterwards.
+        Afterwards the range reads as zeros.
         """
         if length:
             self._map.madvise(mmap.MADV_REMOVE, start, length)
 
 
 def pages_of(length: int) -> int:
-    """Return the number of pages of ``length`` bytes."""
+    """Return the number of pages that contain ``length`` bytes."""
     return -(-length // PAGE_BYTES)
 
 
 class BlockFiller(Protocol):
-    """The code that fills a block. It can be made to give up, so that others get the space."""
+    """The code that fills a block. It can be aborted, so that other requests get the space."""
 
     def turnover_s(self, now: float) -> float:
-        """Return the seconds in which it receives as many bytes as it holds, at its recent rate."""
+        """Return the seconds that receiving the bytes held now would take at the recent rate."""
 
     def abort(self, failure: Exception) -> None:
         """Free the block soon, and fail with ``failure``."""
@@ -117,10 +119,10 @@ class ArenaBlock:
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
         """Make the block longer, and keep its first ``keep`` bytes.
 
-        Return None if there is no space.
+        Return an iterator, or None if there is no space.
 
-        The block has grown when the iterator is exhausted. Each step copies a slice, and other
-        tasks may run between steps. Until then the block may only be freed.
+        Each step of the iterator copies a slice, and other tasks may run between steps. The block
+        has grown when the iterator is exhausted. Until then the only permitted operation is `free`.
         """
         assert length > self.length >= keep, "a block grows and keeps its bytes"
         assert self.moving_from is None, "a moving block is not moved again"
@@ -155,9 +157,9 @@ class ArenaWriter:
         return bool(self._filling[session & 1])
 
     def begin(self, session: int) -> None:
-        """Empty the arena for ``session``. Blocks that were sent before are void.
+        """Empty the arena for ``session``. Blocks sent in earlier sessions become invalid.
 
-        Must not be called while ``is_used(session)``.
+        Must not be called while ``is_used(session)`` is true.
         """
         assert not self.is_used(session), "no block is being filled in a half that is reused"
         self.session = session
@@ -188,7 +190,10 @@ class ArenaWriter:
         return block
 
     def grow(self, block: ArenaBlock, length: int, keep: int) -> Iterator[None] | None:
-        """Allocate a longer row for a block, in place if the pages after it are free."""
+        """Lengthen a block's row in place, or allocate a longer row. Return the copying steps.
+
+        Return None if there is no space or the block's session has ended.
+        """
         if block.session != self.session:
             return None
         if _row_pages(length) > _row_pages(block.length) and not self._allocator.extend(
@@ -231,14 +236,14 @@ class ArenaWriter:
             self._allocator.shrink(self._page(block.offset), _row_pages(length))
 
     def free(self, block: ArenaBlock) -> None:
-        """Free the row of an unsent block, or both rows while it moves."""
+        """Free the row of an unsent block. If the block is moving, free both of its rows."""
         self._filling[block.session & 1].remove(block)
         if block.session == self.session:
             self._free_old_row(block)
             self._free(block.offset)
 
     def mark_sent(self, block: ArenaBlock) -> None:
-        """Mark the block as sent. From now on only a RELEASE of the consumer frees it.
+        """Mark the block as sent. From now on only a RELEASE message from the consumer frees it.
 
         Raises ValueError for a block that was sent or freed before, or belongs to another arena.
         """
@@ -265,14 +270,14 @@ class ArenaWriter:
             self._allocator.free(page)
 
     def trim(self) -> bool:
-        """Return the next portion of unused pages to the system. Return whether there are more.
+        """Return up to `TRIM_PAGES` unused pages to the system, and return whether more remain.
 
         Page faults are expensive, so pages touched by small blocks are kept until the entire arena
         is free.
         """
         allocator = self._allocator
-        # First the pages of freed large blocks. Then, if the arena is empty, all pages touched by
-        # blocks.
+        # Return the pages of freed large blocks first. If the arena is empty, return all pages that
+        # blocks have touched.
         if self._returning:
             row = self._returning[-1]
             left = max(allocator.pages(row) - TRIM_PAGES, 0)
@@ -304,7 +309,7 @@ class ArenaWriter:
 
 
 def _row_pages(length: int) -> int:
-    """Return the number of pages of a block's row. An empty block has one page."""
+    """Return the number of pages for a block of ``length`` bytes. An empty block has one page."""
     return max(1, pages_of(length))
 
 
@@ -314,8 +319,8 @@ _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
 class ArenaReader:
     """The consumer's end: the blocks that were received and are not released yet.
 
-    A user that may hold a block for long registers a callback, which is called when a session waits
-    for the half of its block.
+    Code that may hold a block for a long time registers a callback with `on_reclaim`. It is called
+    when a new session waits for the half that contains the block.
     """
 
     __slots__ = ("_held", "_memory", "_on_reclaim", "_view", "session")
@@ -333,7 +338,7 @@ class ArenaReader:
         return bool(self._held[session & 1])
 
     def begin(self, session: int) -> None:
-        """Start ``session``. Must not be called while ``is_used(session)``.
+        """Start ``session``. Must not be called while ``is_used(session)`` is true.
 
         The pages of the ended session's half are returned to the system if none of its blocks is in
         use.
@@ -345,13 +350,13 @@ class ArenaReader:
 
     @property
     def held(self) -> int:
-        """Number of received and not released blocks, including those of the previous session."""
+        """Number of blocks received but not released, including blocks of the previous session."""
         return len(self._held[0]) + len(self._held[1])
 
     def open(self, offset: int, length: int) -> memoryview | None:
         """Return a read-only view of the block of a received message, held until ``release``.
 
-        Return None if it is outside the session's half.
+        Return None if the range is outside the session's half.
         """
         start = self._memory.base(self.session)
         if offset < start or offset + length > start + self._memory.half_bytes:
@@ -361,7 +366,7 @@ class ArenaReader:
         return view
 
     def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
-        """Call ``release`` once when a session waits for the memory of ``view``."""
+        """Call ``release`` once when a new session waits for the memory of ``view``."""
         if any(id(view) in half for half in self._held):
             self._on_reclaim[id(view)] = release
 
@@ -374,8 +379,8 @@ class ArenaReader:
     def release(self, view: memoryview) -> tuple[int, int] | None:
         """Release a block that is no longer read.
 
-        Return its offset and length for the RELEASE message. Return None if its session has ended,
-        or the block was released before.
+        Return its offset and length for the RELEASE message. Return None if its session has ended
+        or the block was already released.
         """
         half = self.session & 1
         self._on_reclaim.pop(id(view), None)
@@ -387,13 +392,13 @@ class ArenaReader:
         return None
 
     def _release_half(self, session: int) -> None:
-        # The session of that half has ended, and the next session there waits for this end. So no
-        # process writes to it now.
+        # The session that used this half has ended, and the next session that will use it has not
+        # started. So no process writes to the half now.
         self._memory.release_pages(self._memory.base(session), self._memory.half_bytes)
 
 
 class PageAllocator:
-    """First-fit allocator of ``count`` pages, with a sorted list of non-adjacent holes.
+    """First-fit allocator for ``count`` pages, with a sorted list of non-adjacent holes.
 
     It counts pages from 0 and does not touch memory. A row of pages is identified by its first
     page.
@@ -404,14 +409,14 @@ class PageAllocator:
     def __init__(self, count: int) -> None:
         self.count = count
         self.used = 0
-        # First page that was never allocated. The owner lowers it after it has returned pages to
+        # First page that was never allocated. The arena lowers it after it has returned pages to
         # the system.
         self.high_water = 0
         self._holes: list[tuple[int, int]] = [(0, count)] if count else []  # (first page, pages)
         self._rows: dict[int, int] = {}  # first page -> pages
 
     def allocate(self, pages: int) -> int | None:
-        """Allocate ``pages`` contiguous pages. Return the first one, or None if there are none."""
+        """Allocate contiguous pages. Return the first page, or None if they do not fit."""
         assert pages > 0, "an allocation has at least one page"
         start = self._first_fit(pages)
         if start is not None:
@@ -419,11 +424,11 @@ class PageAllocator:
         return start
 
     def pages(self, start: int) -> int:
-        """Return the number of pages of the row at ``start``. Raises KeyError if there is none."""
+        """Return the number of pages of the row at ``start``. Raises KeyError if it is missing."""
         return self._rows[start]
 
     def free(self, start: int) -> None:
-        """Free the row at ``start``. Raises KeyError if there is none."""
+        """Free the row at ``start``. Raises KeyError if no row is there."""
         self._add_hole(start, self._rows.pop(start))
 
     def shrink(self, start: int, pages: int) -> None:
@@ -435,7 +440,7 @@ class PageAllocator:
             self._add_hole(start + pages, before - pages)
 
     def extend(self, start: int, pages: int) -> bool:
-        """Extend the row at ``start`` if the pages after it are free. Return whether they are."""
+        """Extend the row at ``start`` to ``pages`` pages. Return False if they are not free."""
         before = self._rows[start]
         # Find the hole that begins directly after the row, if any.
         hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
@@ -453,7 +458,7 @@ class PageAllocator:
         return bisect_right(self._holes, (page, self.count)) - 1
 
     def _allocate_at(self, start: int, pages: int) -> None:
-        """Remove a row from the hole that contains it."""
+        """Allocate ``pages`` pages from ``start`` on, and remove them from the hole around them."""
         index = self._hole_around(start)
         hole, length = self._holes.pop(index)
         rest = [(hole, start - hole), (start + pages, hole + length - start - pages)]
@@ -466,7 +471,8 @@ class PageAllocator:
         self.used -= pages
         holes = self._holes
         index = bisect_left(holes, (start, 0))
-        # Join with the holes after and before the row, so that holes are never adjacent.
+        # Merge the row with the holes directly after and before it, so that no two holes are
+        # adjacent.
         if index < len(holes) and holes[index][0] == start + pages:
             pages += holes.pop(index)[1]
         if index and sum(holes[index - 1]) == start:

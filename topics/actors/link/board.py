@@ -1,8 +1,8 @@
-"""Board: a shared page with the state of every process.
+"""Board: shared memory with the state of every process.
 
-The supervisor and all its children map it. Every field is a u64 cell, 8-byte aligned, and has one
-writer at a time (in brackets), so that a single store changes it. The sections follow one another
-in this order, each from a line of 64 bytes:
+The supervisor and all its children map it. Every field is an 8-byte aligned u64 cell that is
+changed by a single store, and has one writer at a time (in brackets). The sections follow one
+another in this order. Each begins at a multiple of 64 bytes (a line):
 
     section              cell  meaning
     server               0     draining: 1 while the server shuts down [supervisor]
@@ -25,8 +25,7 @@ in this order, each from a line of 64 bytes:
     (16 lines each)
 
 Pair n consists of the processes with ranks a < b, n = b * (b - 1) / 2 + a, where the front has rank
-0 and shard i has rank i + 1. Unused cells cost address space but no memory.
-Names in the code call the cells of a process its words.
+0 and shard i has rank i + 1. Unused cells occupy address space but no memory.
 """
 
 from __future__ import annotations
@@ -60,15 +59,15 @@ class ShardState(IntEnum):
     STOPPED = 5
     NO_ROOM = 6  # the disk is full: the shard serves reads, and changes that free space
     DAMAGED = 7  # permanently down: its data cannot be trusted
-    # The data directory no longer belongs to the server. The shard serves reads if it has started.
+    # The data directory no longer belongs to this server. A shard that has started serves reads.
     DIRECTORY_LOST = 8
 
 
 class StartFailure(IntEnum):
     """Why a shard could not start: never renumber, only add.
 
-    The supervisor keeps restarting the shard. The cause remains on the board until a start
-    succeeds.
+    The supervisor keeps restarting the shard. The cause remains on the board until the shard has
+    started successfully.
     """
 
     NONE = 0
@@ -117,16 +116,16 @@ class ProcessCells:
 
     @property
     def counters(self) -> memoryview:
-        """COUNTERS cells for the metrics. Only the process itself stores there."""
+        """The COUNTERS cells of the metrics. Only the process itself stores values in them."""
         return self.cells[COUNTERS_AT : COUNTERS_AT + COUNTERS]
 
     def clear(self) -> None:
         """Mark the process as not running.
 
-        Only the supervisor, between a death and the next fork.
+        Only the supervisor calls this, after the process has ended and before the next fork.
         """
         self.pid = 0
-        self.cells[0] = 0  # DOWN, of either kind
+        self.cells[0] = 0  # DOWN in both enums
 
 
 class FrontCells(ProcessCells):
@@ -145,7 +144,7 @@ class FrontCells(ProcessCells):
 
 
 class ShardCells(ProcessCells):
-    """The cells of a shard, which also contain its replay progress, disk delays and limits."""
+    """The cells of a shard, which add the replay progress, the delays and the limits."""
 
     __slots__ = ()
 
@@ -154,9 +153,9 @@ class ShardCells(ProcessCells):
     topics = _Cell(5)
     """Number of topics of the shard."""
     disk_silent_ms = _Cell(6)
-    """How long, in ms, the log or streamed appends have waited for the disk without progress."""
+    """How long the log or a streamed append has waited for the disk without progress, in ms."""
     delay_ms = _Cell(7)
-    """Expected delay in ms: of a new message until it is handled, plus of a write in the log.
+    """Expected delay in ms: until a new message is handled, plus the delay of a write in the log.
 
     The usual duration of a write and a sync is not included.
     """
@@ -175,7 +174,7 @@ class ShardCells(ProcessCells):
 
     @property
     def limits(self) -> memoryview:
-        """LIMITS cells: the shard's usage of each shared limit."""
+        """The LIMITS cells: the shard's usage of each shared limit."""
         return self.cells[LIMITS_AT : LIMITS_AT + LIMITS]
 
     def clear(self) -> None:
@@ -185,7 +184,7 @@ class ShardCells(ProcessCells):
 
 
 class Board:
-    """The shared page. The supervisor creates it before any fork.
+    """The shared memory of the board. The supervisor creates it before any fork.
 
     It exists until the last process that maps it ends.
     """
@@ -207,7 +206,8 @@ class Board:
         length = self._heads_at + shards * HEADS_CELLS
         self.cells = memoryview(mmap.mmap(-1, 8 * length)).cast("Q")
         for pair in range(pairs):
-            # The session fields of new rings are 0, so no data flow before both sides have started.
+            # The session fields of new rings are 0, so no data is transferred before both sides
+            # have started.
             self.cells[self._sessions_at + pair] = 1
         self.front = FrontCells(self._process(FRONT))
 
@@ -216,9 +216,9 @@ class Board:
         return int(self.session_cell(one, other)[0])
 
     def bump_session(self, one: ProcessId, other: ProcessId) -> None:
-        """End the current session of the pair, so that all data sent in it are void.
+        """End the current session of the pair, which invalidates all data sent in it.
 
-        Only the supervisor calls this, before it forks either side.
+        Only the supervisor calls this, before it forks either process.
         """
         self.session_cell(one, other)[0] += 1
 

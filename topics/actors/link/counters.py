@@ -1,7 +1,7 @@
 """Counters: the table of all metrics that processes count, and their location on the board.
 
 Each process has COUNTERS cells (`topics.actors.link.board`). A metric has consecutive cells there,
-in the order of the table, and one such block for each row of label values:
+in the order of the table, and one block of cells for each row of label values:
 
     kind        cells            content
     COUNTER     1                only grows, also across restarts of the process
@@ -9,9 +9,9 @@ in the order of the table, and one such block for each row of label values:
     HISTOGRAM   len(bounds) + 3  observations up to each bound, those above the last one, the sum
                                  of all and their number; each only grows
 
-A process stores only in its own cells. A reader combines the cells of all processes as
-`Aggregation` specifies. The values are plain numbers of the process, stored with each tick, never
-once per record.
+A process stores values only in its own cells. A reader combines the cells of all processes as
+`Aggregation` specifies. A process counts in ordinary variables and copies them to the cells with
+each tick, never once per record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATENCY_BOUNDS_US: Final = (
 )
 
 Values: TypeAlias = Mapping[str, int | Sequence[int]]
-"""Values by the names of metrics: gauges, and counts since this process started."""
+"""Values by metric name: the current value of a gauge, or the count since this process started."""
 
 
 class Aggregation(Enum):
@@ -50,10 +50,10 @@ SUM, MAX, EACH = Aggregation
 
 
 class Metric(NamedTuple):
-    """One declaration.
+    """The declaration of a metric.
 
     ``rows`` contains the values of ``labels`` for each series. ``bounds`` are the inclusive upper
-    bounds of a histogram's buckets. ``is_sparse``: omit a series without any count.
+    bounds of a histogram's buckets. ``is_sparse``: omit a series in which all counts are 0.
     """
 
     name: str
@@ -209,7 +209,7 @@ def _blocks(kind: ProcessKind) -> Iterator[tuple[Metric, slice]]:
 class CounterCells:
     """The counters of this process.
 
-    Gauges start at 0, others at the value of the process before.
+    Gauges start at 0. Other metrics continue from the value of the previous process.
     """
 
     def __init__(self, board: Board, own: ProcessId) -> None:
@@ -220,10 +220,10 @@ class CounterCells:
         }
 
     def store(self, values: Values) -> None:
-        """Store the counts of the process. A sequence has a value for each cell of its metric.
+        """Store the values of the process. A sequence has one value for each cell of its metric.
 
-        A negative value is stored as 0. It can result from a difference of values of two processes,
-        one of which changes during the reading.
+        A negative value is stored as 0. A value is negative if it is the difference between the
+        values of two processes, and one of them changed while they were read.
         """
         cells = self._cells
         for name, value in values.items():
@@ -243,7 +243,7 @@ def reset_gauges(board: Board, process: ProcessId) -> None:
 
 
 def families(board: Board) -> Iterator[MetricFamily]:
-    """Yield all metrics of the table, as they are shown."""
+    """Yield all metrics of the table in the form in which they are published."""
     found: dict[str, tuple[Metric, list[tuple[ProcessId, list[int]]]]] = {}
     for process in board.processes:
         cells = board.process(process).counters.tolist()
@@ -268,7 +268,7 @@ def _shown(metric: Metric, parts: Sequence[tuple[ProcessId, list[int]]]) -> Iter
 def _series(
     metric: Metric, cells: list[int], more: tuple[tuple[str, str], ...]
 ) -> Iterator[Series]:
-    """Yield one series per row. For a sparse metric, skip rows without counts."""
+    """Yield one series per row. For a sparse metric, skip rows in which all counts are 0."""
     names, width, is_sparse = metric.labels, metric.row_cells, metric.is_sparse
     if is_sparse and not any(cells):
         return

@@ -1,18 +1,19 @@
-"""Event loop: calls plain functions for ready descriptors, before trio checks its tasks.
+"""Event loop: calls plain functions for ready descriptors, before trio runs its tasks.
 
     trio has no task to run --> one epoll with the watched descriptors and the epoll of trio
         watched ones are ready --> their functions; then trio, with its descriptors and timers
         only trio's, or a deadline --> trio
 
-A task that waits for a descriptor costs an `epoll_ctl` call and several scheduler steps each time.
-A watched descriptor stays in the epoll, level-triggered. A message between two processes takes 3.7
-us of CPU instead of 8.5, and half of the time. Trio queries the clock of its run for the time that
-it may sleep, so the loop is implemented as that clock. While trio has tasks to run, it does not
-query the clock, and each pass polls in `before_io_wait`. Under any other clock, as in tests, a
-system task waits for the epoll.
+Each time a task waits for a descriptor, it costs an `epoll_ctl` call and several scheduler steps.
+A watched descriptor stays in the epoll, level-triggered. With it, a message between two processes
+takes 3.7 us of CPU instead of 8.5 us, and arrives in half of the time. Trio queries the clock of
+its run for the time that it may sleep, so the loop is implemented as that clock. While trio has
+tasks to run, it does not query the clock, and each pass polls in `before_io_wait`. Under any other
+clock, as in tests, a system task waits for the epoll.
 
-An exception of a function is raised in the task that waits in `serve`, or ends the process. Code
-that runs under this clock must not wait for trio to be idle
+An exception in a function is raised in the task that waits in `serve` for the descriptor. If no
+task does, the exception ends the process. Code that runs under this clock must not wait for trio to
+be idle
 (`trio.testing.wait_all_tasks_blocked`).
 """
 
@@ -31,7 +32,7 @@ from trio._core import _run as trio_run  # for the descriptor of its epoll, whic
 Args = TypeVarTuple("Args")
 Ready = Callable[[int], object]  # the argument is the epoll events
 
-READY_MAX: Final = 4096  # descriptors of one pass
+READY_MAX: Final = 4096  # maximum number of ready descriptors that one pass handles
 SLEEP_MAX_S: Final = 86_400.0
 
 
@@ -51,7 +52,7 @@ class LoopLag:
     def end_pass(self, now: float) -> None:
         """End a pass, before the loop sleeps.
 
-        The caller sets ``pass_started`` when the next one begins.
+        The caller sets ``pass_started`` when the next pass begins.
         """
         spent = now - self.pass_started
         self.busy += spent
@@ -60,9 +61,9 @@ class LoopLag:
     def read_mean_ms(self, now: float) -> float:
         """Return the mean wait since the last call, in ms.
 
-        The current pass counts the next time.
+        The current pass is included in the result of the next call.
         """
-        # The first of the passes may have begun before the window.
+        # The first pass may have begun before the window.
         window = max(now - self._since, self.busy)
         mean_s = self.squares / (2 * window) if window else 0.0
         self._since, self.busy, self.squares = now, 0.0, 0.0
@@ -72,8 +73,8 @@ class LoopLag:
 class LoopIteration(Protocol):
     """The scope of one pass, in which all ready descriptors are handled.
 
-    ``runs_tasks``: the functions are done and trio's tasks run, until the next pass, which calls
-    `flush`.
+    ``runs_tasks`` is true after the functions have returned, while trio runs its tasks. The next
+    pass then calls `flush`.
     """
 
     is_open: bool
@@ -83,13 +84,13 @@ class LoopIteration(Protocol):
         """End the pass. Afterwards ``is_open`` is False."""
 
     def flush(self) -> None:
-        """Called after trio's tasks have run as far as they can."""
+        """Send what trio's tasks have queued. Called when none of them can continue to run."""
 
 
 class EventLoop(trio.abc.Clock, trio.abc.Instrument):
     """The event loop of a trio run.
 
-    ``iteration`` is opened and ended around the functions of one pass.
+    ``iteration`` is opened before the functions of a pass are called, and ended after them.
     """
 
     current_time = staticmethod(time.monotonic)
@@ -132,14 +133,15 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
     def unwatch(self, fd: int) -> None:
         """Stop watching the descriptor.
 
-        The kernel removes a closed one from the epoll on its own.
+        The descriptor may be closed already, because the kernel removes closed descriptors from
+        the epoll.
         """
         del self._ready[fd]
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
 
     async def serve(self, fd: int, ready: Ready) -> NoReturn:
-        """Watch for input until cancelled. Raises the errors of ``ready``."""
+        """Call ``ready`` whenever there is input, until cancelled. Raises errors of ``ready``."""
         ended, errors = self._serving[fd] = trio.Event(), []
         self.watch(fd, select.EPOLLIN, ready)
         try:
@@ -164,7 +166,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Wait until the deadline at most, and handle ready descriptors.
 
-        Return 0: trio need not sleep.
+        Return 0, because trio need not sleep afterwards.
 
         Trio calls this at the end of a pass, when it has no task to run.
         """
@@ -173,7 +175,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
             iteration.runs_tasks = False
             iteration.flush()
         now = time.monotonic()
-        # Same as `end_pass`, without the cost of a call.
+        # The same as `end_pass`, inlined to avoid the cost of a call.
         lag.busy += (spent := now - lag.pass_started)
         lag.squares += spent * spent
         # Sleep here instead of in trio. Trio then finds only its own ready descriptors and timers.
@@ -186,7 +188,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         try:
             for fd, which in events:
                 function = ready.get(fd)
-                # None for trio's descriptor, or for one that was removed in this pass
+                # None for trio's epoll, or for a descriptor that was removed during this pass.
                 if function is not None:
                     function(which)
         except Exception as error:

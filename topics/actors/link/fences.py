@@ -21,9 +21,9 @@ from typing import Any
 class Fences:
     """The fences of a machine.
 
-    ``with full: pass``: no load or store is reordered across it, in either direction. ``order()``:
-    the same fence, or None on machines that never reorder a store before an earlier store, nor a
-    load or a store before an earlier load.
+    ``with full: pass`` is a full fence: no load or store is reordered across it, in either
+    direction. ``order()`` is the same fence, or ``order`` is None on machines that never reorder a
+    store before an earlier store, nor a load or a store before an earlier load.
     """
 
     full: AbstractContextManager[Any]
@@ -33,11 +33,11 @@ class Fences:
 def load_fences(machine: str | None = None) -> Fences:
     """Return the fences of this machine.
 
-    Raises RuntimeError if there are none: rings would lose data.
+    Raises RuntimeError if the machine has no fences, because rings would lose data.
 
     On x86-64, acquiring and releasing a lock takes 70 ns, and a call through ctypes takes 270 ns.
-    Both are full fences there. On other machines a lock is only acquire and release, which is not
-    sufficient.
+    Both are full fences there. On other machines a lock has only acquire and release semantics,
+    which are not sufficient.
     """
     if (machine or platform.machine()) in ("x86_64", "AMD64"):
         return Fences(full=threading.Lock(), order=None)
@@ -46,7 +46,7 @@ def load_fences(machine: str | None = None) -> Fences:
 
 
 class _LibraryFence:
-    """The fence of C11."""
+    """A sequentially consistent fence of C11, called in a shared library through ctypes."""
 
     def __init__(self, library: str) -> None:
         try:

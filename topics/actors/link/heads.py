@@ -1,15 +1,15 @@
 """Head slots: shared cells by which a front checks whether a page read ahead is still valid.
 
-A shard has `SLOTS` slots of two cells on the board. It assigns one to each topic that is read
-ahead. If none is free, it reassigns the slot that was assigned first. Only the shard stores in
-them:
+A shard has `SLOTS` slots of two cells on the board. It assigns a slot to each topic that is read
+ahead. If no slot is free, it reassigns the slot that was assigned first. Only the shard writes to
+the slots:
 
     version   grows with every change of the topic except appends, and when the slot is reassigned
     head      head_seq of the topic
 
-An append does not change a page that ends below the head, except for the head in the response. So a
-page is the current response while its slot has the version at which the page was made. A shard that
-starts advances all versions. The front's side is `front/data/read_ahead.py`.
+If a page ends below the head, an append changes nothing in the response except its head. So a page
+is still the current response while its slot has the version at which the page was made. A shard
+advances all versions when it starts. The front's side is `front/data/read_ahead.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HeadMark(NamedTuple):
 
 
 def depends_only_on_version(topic: Topic, page: Page) -> bool:
-    """Return whether only a change of the version changes the page, not an append or the clock."""
+    """Return whether the page changes only with the version, not with an append or the clock."""
     return (
         bool(page.count)
         and page.tombstone is None
@@ -54,7 +54,7 @@ class HeadSlotReader:
     def head(self, mark: HeadMark) -> int | None:
         """Return the topic's head, or None if the version has changed and the page is void."""
         cells, at = self._cells, mark.slot * SLOT_CELLS
-        # Read the version before and after the head, so that both belong together.
+        # Check the version before and after reading the head, so that the head belongs to it.
         if cells[at] != mark.version:
             return None
         if self._order:
@@ -66,7 +66,7 @@ class HeadSlotReader:
 
 
 class HeadSlotWriter:
-    """The shard's own slots. It follows the topics that have one."""
+    """The shard's own slots. The writer follows the topics that have a slot."""
 
     def __init__(self, cells: memoryview) -> None:
         self._cells, self._order = cells, load_fences().order
@@ -82,7 +82,7 @@ class HeadSlotWriter:
         return HeadMark(slot, int(self._cells[slot * SLOT_CELLS]))
 
     def _changed(self, change: Change) -> None:
-        """Publish a change, before any client gets the success reply."""
+        """Publish a change of a topic in its slot, before any client gets the success reply."""
         if isinstance(change, Reservation) or (isinstance(change, Advance) and not change.skipped):
             return
         slot, topic = self._assigned[change.topic.id]

@@ -10,10 +10,11 @@
     0        4     length      of the entries, in bytes
     4        -     entries     a MessagePack array of arrays: digest, scopes, prefixes
 
-``digest``: SHA-256 of the secret, never the secret. ``scopes``: the number of `Scope`.
-``prefixes``: nil for every name. Integers are little-endian. The supervisor writes the inactive
-half, and then the generation. So a reader that finds the same generation before and after its copy
-has a consistent half, and a front that starts during a change does not wait.
+``digest``: SHA-256 of the secret, never the secret itself. ``scopes``: the integer value of the
+`Scope` flags. ``prefixes``: nil if the key may access every topic name. Integers are little-endian.
+The supervisor writes the inactive half first, and then the generation. So a reader that finds the
+same generation before and after its copy has a consistent half, and a front that starts during a
+change does not wait.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TABLE_HEADER = struct.Struct("<Q8x")
 LENGTH = struct.Struct("<I")
 assert TABLE_HEADER.size == 16
 
-HALF_MIN_BYTES = 1024 * 1024  # minimum bytes of a half; untouched pages use no memory
+HALF_MIN_BYTES = 1024 * 1024  # minimum size of a half; untouched pages use no memory
 GROWTH_FACTOR = 4  # factor by which the keys may grow after the start
 
 _encode = Encoder().encode
@@ -41,7 +42,7 @@ class KeyTable:
     """The shared memory, created by the supervisor before the first fork."""
 
     def __init__(self, half_bytes: int = HALF_MIN_BYTES) -> None:
-        """Create a table without keys, of generation 0."""
+        """Create an empty table with generation 0."""
         whole = -(-half_bytes // 8) * 8
         self._half_bytes = whole
         self._bytes = memoryview(mmap.mmap(-1, TABLE_HEADER.size + 2 * whole))
@@ -61,9 +62,9 @@ class KeyTable:
         return int(self._generation[0])
 
     def publish(self, access: Access) -> None:
-        """Make these keys valid, and all others invalid. Only the supervisor calls this.
+        """Make these keys valid, and all other keys invalid. Only the supervisor calls this.
 
-        Raises ValueError if they are longer than a half of the table.
+        Raises ValueError if the encoded keys do not fit in a half of the table.
         """
         half, generation = encode(access), self.generation + 1
         if len(half) > self._half_bytes:
@@ -95,7 +96,7 @@ class KeyTable:
 
 
 class KeyReader:
-    """The front's view of the table. ``access``: the keys at the creation of the reader."""
+    """The front's view of the table. ``access``: the keys when the reader was created."""
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
@@ -116,7 +117,7 @@ def encode(access: Access) -> bytes:
 
 
 def decode(half: bytes) -> Access:
-    """Decode a half of the table that `encode` made."""
+    """Decode a half of the table that was encoded by `encode`."""
     entries = _decode(half[LENGTH.size :]) if len(half) > LENGTH.size else []
     return Access(
         Principal(digest, Scope(scopes), prefixes) for digest, scopes, prefixes in entries

@@ -2,15 +2,15 @@
 
 A shard stores its counts in its own cells on the board, and sums the cells of all shards. It
 increments its count first and sums afterwards, with a full fence in between. If the sum exceeds the
-cap, it reverts its count. So of two shards that race for the last unit, at least one sees the
-other, and the granted sum never exceeds a cap. A shard that reverted its count tries again. The
+cap, it reverts its count. So if two shards race for the last unit, at least one sees the increment
+of the other, and the granted sum never exceeds a cap. A shard that reverted its count retries. The
 last shard that reverted finds the unit free, so a race never leaves it unused.
 
 The cells of a dead shard keep its usage, because its topics are on the disk. After a restart the
 shard stores the usage that it finds. The usage of a shard is unknown until it has stored it for the
 first time since the server started (REPORTED is 1 from then on). A cap cannot be checked before
-that. A shard that is DAMAGED counts with its last report, or as 0. A ledger must never store in the
-cells of another shard.
+that. A shard that is DAMAGED counts with the usage it reported last, or 0. A ledger must never
+write to the cells of another shard.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Final
 from topics.actors.link.board import LIMITS, Board, ShardState
 from topics.actors.link.fences import load_fences
 
-ATTEMPTS: Final = 8  # attempts if other shards change their counts at the same time
+ATTEMPTS: Final = 8  # maximum attempts if other shards change their counts at the same time
 
 
 class Limit(IntEnum):
-    """The quantity that a cap of the entire server bounds. The value is the index of its count."""
+    """A quantity that has a cap for the entire server. The value is the index of its cell."""
 
     TOPICS = 0
     TOTAL_BYTES = 1
@@ -60,8 +60,8 @@ class Allowance:
             # Do not increment if the amount cannot fit, because that would make other shards fail.
             if self.total() + amount > most:
                 return False
-            # Increment first and check afterwards, so that of two competing shards at least one
-            # sees both.
+            # Increment first and check afterwards, so that at least one of two competing shards
+            # sees both increments.
             own[index] = held + amount
             with fence:
                 pass
@@ -96,7 +96,7 @@ class ShardLedger:
         self.total_bytes = Allowance(self._own, rows, Limit.TOTAL_BYTES)
 
     def report(self, topics: int, total_bytes: int) -> None:
-        """Store the usage found by a start, in place of the usage of the previous process."""
+        """Store the usage found at startup, in place of the usage of the previous process."""
         self._own[Limit.TOPICS], self._own[Limit.TOTAL_BYTES] = topics, total_bytes
         with load_fences().full:
             pass
@@ -105,7 +105,7 @@ class ShardLedger:
     def replayed(self) -> float | None:
         """Return the lowest replay progress of the shards that have not reported yet, 0 to 1.
 
-        Return None if all have reported, or never will.
+        Return None if every shard has reported or is DAMAGED.
         """
         if not self._unknown:
             return None

@@ -7,19 +7,19 @@
                                                               (on_close if OPEN)
 
 An end never resets fields that the other end owns. An end that starts, or detects that the board's
-session number has changed, sets its own head and tail to 0. Then it announces in its session fields
-to which session they belong. Data flow only while all four session fields of the two rings equal
-the number on the board. So no byte of an old session is ever read, regardless of the order in which
-the two ends detect the change.
+session number has changed, sets its own head and tail to 0. Then it stores the new session number
+in its own session fields. Data is transferred only while all four session fields of the two rings
+equal the number on the board. So no byte of an old session is ever read, regardless of the order in
+which the two ends detect the change.
 
-Only the second end (a shard on its link with a front) stops reading while its own messages do not
-fit in the ring. If both ends did that, they could deadlock.
+Only the second end (the shard, in a link between the front and a shard) stops reading while its own
+messages do not fit in the ring. If both ends did that, they could deadlock.
 
     send ──▶ queue ──flush──▶ ring           one copy, one store, at most one wake-up
                        └────▶ unsent ──▶ ring    messages that did not fit, as space appears
 
 Messages are delivered in the order of ``send``. A message may be quiet: it does not cause a flush,
-and is sent with the next message that does. So it costs no wake-up of the peer.
+but is sent with the next message that does. So it does not wake the peer by itself.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from topics.formats.wire.message import (
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
 
-# Bytes. A longer queue is written buffer by buffer, to avoid one more copy.
+# In bytes. A longer queue is written buffer by buffer, to avoid an additional copy.
 JOIN_BYTES: Final = 1 << 20
 DEFERRED_MAX: Final = 64  # quiet messages that wait for a flush
 EARLY_FLUSH_BUFFERS: Final = (
-    16  # queued buffers after which the peer should begin, although more will follow
+    16  # queued buffers after which they are flushed early, so that the peer can begin
 )
 
 
@@ -70,9 +70,9 @@ RELEASE_DELAY_S: Final = 0.050  # seconds that a release waits for another flush
 class LinkTimer:
     """One timer for all links of a trio run.
 
-    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The guard verifies that:
-    with each tick it checks every link. If a wake-up was lost, it repeats it, and the link counts
-    it (`late_bells`).
+    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The timer verifies that:
+    with each tick it checks every link. If a wake-up was lost, the timer repeats it, and the link
+    counts it (`late_bells`).
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class LinkTimer:
 
     @classmethod
     def of_this_run(cls) -> LinkTimer:
-        """Return the guard of the running trio loop. It starts with its first link."""
+        """Return the timer of the running trio loop. The first call starts it."""
         try:
             return _TIMER.get()
         except LookupError:
@@ -114,7 +114,7 @@ class LinkTimer:
     async def _visit(self) -> None:
         """Check all links, and trim their arenas.
 
-        Other tasks run between two portions of memory.
+        Other tasks run between two calls of `ArenaWriter.trim`.
         """
         for link in tuple(self.links):
             link.check()
@@ -152,7 +152,7 @@ class Link:
         self._session = 0  # the announced session; 0: none yet
         # True from ``on_open`` to ``on_close``. Written by `_enter` only.
         self._open = False
-        self.message_id = 0  # id of the last message
+        self.message_id = 0  # id of the last queued message
         self.queue: list[bytes] = []  # buffers of messages since the last flush
         self._queued_bytes = 0
         # Quiet messages alone do not set it, so they wait for another message.
@@ -166,7 +166,7 @@ class Link:
         # Only the guard reads it: an end that sleeps although it has work has missed a wake-up.
         self._is_asleep = False
         self.late_bells = 0
-        """Number of lost wake-ups that the guard found. Must stay 0."""
+        """Number of lost wake-ups that the timer found. Must stay 0."""
         self.stalls = 0
         """Number of times that the ring was full while no earlier message waited for space."""
 
@@ -177,12 +177,12 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether both ends are in the session that the board names."""
+        """Whether both ends are in the current session of the board."""
         return self._open and self._cell[0] == self._session
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that were sent here and are not in the ring yet."""
+        """Bytes that were passed to `send` and are not in the ring yet."""
         return self._queued_bytes + self._unsent_bytes
 
     @property
@@ -242,10 +242,10 @@ class Link:
         return ARENA_REF.pack(attachment.offset, attachment.length), ARENA
 
     def defer_flush(self) -> None:
-        """Let the last message, which has no attachment, wait until another message is flushed.
+        """Make the last message, which has no attachment, quiet: it waits for the next flush.
 
-        It does not wait if too many messages are quiet. There may never be another message, but a
-        flush by the guard would wake the peer unnecessarily.
+        Do nothing if too many quiet messages already wait. The timer does not flush quiet messages,
+        because that would wake the peer unnecessarily. So a quiet message may wait forever.
         """
         assert self.is_due, "a waiting message is in the queue"
         if self._deferred_count < DEFERRED_MAX:
@@ -298,7 +298,7 @@ class Link:
     def _write_unsent(self) -> None:
         """Write unsent data, half a ring at a time.
 
-        So the consumer copies one half while the other half is filled.
+        The consumer can copy one half while the other half is filled.
         """
         unsent, write = self._unsent, self.producer.write
         while unsent:
@@ -318,14 +318,14 @@ class Link:
     # --- attachments of the peer ---
 
     def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
-        """Call ``release`` if a session waits for the memory of the attachment ``view``."""
+        """Call ``release`` if a new session waits for the memory of the attachment ``view``."""
         self.reader.on_reclaim(view, release)
 
     def release(self, message: Message) -> None:
         """Release a message's attachment after its last use. A second call has no effect.
 
         Do nothing for an inline attachment. The RELEASE message to the peer is sent with the next
-        flush, at the latest with that of the guard.
+        flush. The timer performs one within `RELEASE_DELAY_S`.
         """
         if not message.flags & ARENA:
             return
@@ -347,7 +347,7 @@ class Link:
 
         ``on_open`` is called when both ends are in the session. ``on_messages`` is called with all
         messages that have arrived, once per pass. ``on_close`` is called when the session has
-        ended, but not when this is cancelled. Messages that these functions send are flushed when
+        ended, but not when `run` is cancelled. Messages that these functions send are flushed when
         they return. Raises RingDamaged if the peer wrote data that no correct process writes.
         """
         loop, guard = EventLoop.of_this_run(), LinkTimer.of_this_run()
@@ -357,7 +357,7 @@ class Link:
         def ready(_events: int) -> None:
             os.eventfd_read(self._bell)
             self._is_asleep = False
-            # The producer side is marked as sleeping. It is awake now.
+            # The producer side is still marked as sleeping, but this end is awake now.
             if writing.number & 1:
                 writing.end_sleep()
             self.run_once(on_open, on_messages, on_close)
@@ -367,7 +367,7 @@ class Link:
                 # then check again. In any other order, a message that arrives in between would
                 # wait for the next event.
                 reading.sleep_state.begin_sleep()
-            with self._fence:  # a producer that found the ring full is marked as sleeping already
+            with self._fence:  # a producer that found the ring full is already marked as sleeping
                 pass
             # The usual case is checked without a call.
             is_idle = self._open and not self._unsent_bytes and cells[HEAD] <= reading.tail
@@ -446,7 +446,7 @@ class Link:
                 self._queued_bytes = self._unsent_bytes = self._deferred_count = 0
                 on_close()
             self._adopt(int(self._cell[0]))
-        # The peer has announced this session, too.
+        # The session opens when the peer has announced it, too.
         if self._peer_agrees():
             self._open = True
             on_open()
@@ -455,7 +455,8 @@ class Link:
     def _adopt(self, session: int) -> None:
         """Enter ``session``, or retry in the next pass if blocks in its memory are in use.
 
-        Readers of such blocks get a request to release them. Writers were notified by ``on_close``.
+        The users of received blocks are requested to release them. The code that fills blocks was
+        notified by ``on_close``.
         """
         # Request the holders of blocks of this half to release them, and try again in the next
         # pass.
@@ -502,14 +503,15 @@ class Link:
         return unsent > 0 and self.producer.free_bytes() > 0
 
     def check(self) -> None:
-        """Flush queued releases, and wake up this end if its doorbell was lost.
+        """Flush queued releases, and wake this end if a wake-up was lost.
 
-        Called by the guard.
+        Called by the timer.
         """
         self.flush()
         # The doorbell is rung already if this end will run anyway. Otherwise a wake-up was lost.
         if self._is_asleep and self._has_work() and not _is_rung(self._bell):
-            # In another session it waited for the release of arena blocks, which rings no doorbell.
+            # If the session has changed, this end waited for the release of arena blocks. A release
+            # does not ring the doorbell, so this is not a lost wake-up.
             self.late_bells += self._cell[0] == self._session
             os.eventfd_write(self._bell, 1)
 

@@ -9,8 +9,8 @@ doorbell (eventfd):
     arenas[n]     first writes           second writes
     bells[n]      wakes the first        wakes the second
 
-The memory is only address space until a page is touched, so an unused link costs two descriptors. A
-process closes the doorbells of links that do not end in it.
+The memory is only address space until a page is touched, so an unused link uses only two file
+descriptors. A process closes the doorbells of links of which it is not an end.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ class LinkMemory:
             os.eventfd_write(bell, 1)
 
     def close(self) -> None:
-        """Close the doorbells, in a process in which the link does not end."""
+        """Close the doorbells, in a process that is not an end of the link."""
         for bell in self.bells:
             os.close(bell)

@@ -1,7 +1,7 @@
 """Ring: a byte stream from one producer to one consumer, in memory that both processes map.
 
-The header is one page of u64 fields, each alone in its line of 64 bytes, each with one writer. The
-data begin at offset 4096.
+The header is one page of u64 fields. Each field is alone in its line of 64 bytes, and has one
+writer. The data begins at offset 4096.
 
     offset  field             writer    meaning
     0x040   HEAD              producer  bytes written since the session began; only grows within it
@@ -18,7 +18,7 @@ A field is only accessed as one element of a view cast to "Q", which is one alig
 store. ``struct.pack_into`` must not be used: it clears the bytes first, so the other process could
 read a 0 that was never stored.
 
-How the consumer goes to sleep (and likewise the producer that waits for space):
+How the consumer goes to sleep (a producer that waits for space does the same):
 
     consumer                          producer
     CONSUMER_SLEEP := odd             data, then HEAD := more
@@ -73,23 +73,23 @@ class RingMemory:
 class SleepState:
     """One side's own sleep number, which grows with every change of state.
 
-    AWAKE (even) --fall_asleep--> ASLEEP (odd: the other side rings)
-          ^----------wake_up---------'
+    AWAKE (even) --begin_sleep--> ASLEEP (odd: the other side rings)
+          ^---------end_sleep--------'
     """
 
     __slots__ = ("_cell", "_cells", "number")
 
     def __init__(self, cells: memoryview, cell: int) -> None:
         self._cells, self._cell = cells, cell
-        # The previous process may have died asleep. The other side has rung for no number above
-        # this one.
+        # The previous process may have died while it was asleep. The other side has never rung for
+        # this number or a higher one.
         self.number = (cells[cell] | 1) + 1
         cells[cell] = self.number
 
     def begin_sleep(self) -> None:
         """Make the other side ring from now on.
 
-        A fence must follow before the last check for data.
+        The caller must execute a fence before its last check for data or space.
         """
         self.number = self._cells[self._cell] = (self.number + 1) | 1
 
@@ -131,7 +131,7 @@ class RingProducer:
         self._head = self._cells[HEAD] = 0
 
     def announce(self, session: int) -> None:
-        """Publish that the fields belong to ``session``. From here on the consumer uses them."""
+        """Publish that the fields belong to ``session``. From now on the consumer uses them."""
         if self._fences.order:
             self._fences.order()
         self._cells[PRODUCER_SESSION] = session
@@ -153,7 +153,7 @@ class RingProducer:
         return max(0, self._size - self.free_bytes())
 
     def is_full(self) -> bool:
-        """Return whether the ring is full. If so, the consumer rings when it has read."""
+        """Return whether the ring is full. If it is, the consumer rings after it has read data."""
         if not self.sleep_state.number & 1:
             self.sleep_state.begin_sleep()
         with self._fences.full:
@@ -166,20 +166,22 @@ class RingProducer:
         Return the number of bytes.
         """
         cells, head, size = self._cells, self._head, self._size
-        # Read the tail once, because it changes. A consumer that is in a newer session has reset it
-        # to 0. The computed space is then too small, or even negative, but never too large.
+        # Read the tail once, because it changes. A consumer that is in a newer session has reset
+        # the tail to 0. Then the computed space is too small, or even negative, but never too
+        # large.
         length, free = len(data), size - head + cells[TAIL]
         if length > free:
             length = max(0, free)
             data = memoryview(data)[:length]
         if not length:
             return 0
-        # Do not write before the load of the tail that freed the memory.
+        # The data must not be written before the load of the tail, which shows that the memory is
+        # free.
         order = self._fences.order
         if order:
             order()
         at = head & (size - 1)
-        # The data are written in two parts if they reach beyond the end of the ring.
+        # Write the data in two parts if it extends beyond the end of the ring.
         if length <= size - at:
             self._data[at : at + length] = data
         else:
@@ -220,7 +222,7 @@ class RingConsumer:
         self.cells, self._data, self._size = memory.cells, memory.data, memory.size
         self._fences = fences
         self._bell = producer_bell
-        self.tail = 0  # data is available if it is below words[HEAD]
+        self.tail = 0  # data is available if this is below cells[HEAD]
         self._rung = 0  # the producer's sleep number for which this end has rung
         self.sleep_state = SleepState(memory.cells, CONSUMER_SLEEP)
         self.bells = 0
@@ -234,7 +236,7 @@ class RingConsumer:
         self.tail = self.cells[TAIL] = 0
 
     def announce(self, session: int) -> None:
-        """Publish that the fields belong to ``session``. From here on the producer uses them."""
+        """Publish that the fields belong to ``session``. From now on the producer uses them."""
         if self._fences.order:
             self._fences.order()
         self.cells[CONSUMER_SESSION] = session
@@ -259,7 +261,7 @@ class RingConsumer:
             return b""
         if length > size:
             raise RingDamaged(f"{length} bytes wait in a ring of {size}")
-        # Do not read data before the load of the head that published them.
+        # The data must not be read before the load of the head, which published it.
         order = self._fences.order
         if order:
             order()
@@ -269,7 +271,7 @@ class RingConsumer:
             if length <= size - at
             else b"".join((data[at:], data[: length - (size - at)]))
         )
-        # Free the memory only after the data are copied.
+        # Free the memory only after the data is copied.
         if order:
             order()
         self.tail = cells[TAIL] = tail + length

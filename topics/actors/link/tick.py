@@ -24,7 +24,7 @@ def next_tick(now: float, seconds: float = 0.0) -> float:
 
 
 async def wait_tick(seconds: float = 0.0) -> None:
-    """Wait for the next tick. ``seconds``: as for `next_tick`."""
+    """Wait for the next tick. ``seconds`` has the same meaning as in `next_tick`."""
     at = next_tick(trio.current_time(), seconds)
     if seconds not in (0.0, TICK_INTERVAL_S):
         await trio.sleep_until(at)
@@ -41,4 +41,4 @@ async def wait_tick(seconds: float = 0.0) -> None:
 
 
 _TICK: trio.lowlevel.RunVar[trio.Event | None] = trio.lowlevel.RunVar("topics tick", None)
-"""Set at the next tick, while one task sleeps on behalf of all waiting tasks."""
+"""The event of the next tick, while one task sleeps on behalf of all waiting tasks."""

@@ -1,4 +1,4 @@
-"""Message router: dispatches messages to handlers, by the rules of ``decisions/0003``.
+"""Message router: dispatches messages to handlers, according to ``decisions/0003``.
 
     message -> policy: reserved 1003, not allowed 1002
             -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised,
@@ -9,12 +9,12 @@
                custom  the payload is opaque; a handler that raises: logged, the next one runs
 
 The handlers of a message run sequentially, each after the previous one has finished. Exact matches
-precede prefixes, and longer prefixes precede shorter ones. Among equals, the session's handlers
-precede the global ones, and each group is in registration order. The first exclusive handler is the
-last one that runs. A subject is resolved once for each session, and later messages need one
-look-up.
+precede prefixes, and longer prefixes precede shorter prefixes. Among equal matches, the session's
+handlers precede the global handlers, and each group is in registration order. The first exclusive
+handler is the last handler that runs. A subject is resolved once for each session, and later
+messages need one look-up.
 
-The router is general: it contains no subject of this program.
+The router is generic: it contains no subject of this program.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def _unmapped(error: RemoteError | PeerClosed) -> Exception:
 class MessageRouterConfig:
     """Settings of a router.
 
-    ``rpc_timeout_ms`` starts when a request's plain handlers have returned.
+    ``rpc_timeout_ms`` is measured from the time when a request's synchronous handlers have
+    returned.
     """
 
     rpc_timeout_ms: int = 30_000
@@ -104,7 +105,7 @@ class MessageRouter(RouteTable):
         # A dict is used as an ordered set, so that sessions expire in a deterministic order.
         self._sessions: dict[LinkSession, None] = {}
         self._timeout = self._config.rpc_timeout_ms / 1000
-        # Set when a request is open. `expire_overdue` waits for it while there is none.
+        # Set when a request is open. `expire_overdue` waits for it while no request is open.
         self._idle: trio.Event | None = None
         super().__init__(self._drop_plans)
 
@@ -125,30 +126,30 @@ class MessageRouter(RouteTable):
     def serve(
         self, call: Call[P, R], handler: Callable[[InboundMessage[P, R]], Awaitable[None] | None]
     ) -> Unsubscribe:
-        """Handle the requests of ``call`` on all sessions."""
+        """Register ``handler`` for the requests of ``call`` on all sessions."""
         return self.route(call.subject, handler, params=call.params)
 
     def subscribe(
         self, event: Event[P], handler: Callable[[InboundMessage[P, Any]], None]
     ) -> Unsubscribe:
-        """Handle the events of ``event`` on all sessions."""
+        """Register ``handler`` for the notifications of type ``event`` on all sessions."""
         return self.route(event.subject, handler, params=event.params)
 
     def close(self) -> None:
         """Close every session, then remove the global handlers (§8).
 
-        All handlers still exist while the listeners of the sessions run.
+        The close listeners of the sessions run while all handlers are still registered.
         """
         for session in tuple(self._sessions):
             session.close()
         self.clear()
 
     def dispatch(self, session: LinkSession, message: Message) -> Coroutine[Any, Any, None] | None:
-        """Run the plain handlers of a message. No input of the peer makes it raise.
+        """Run the handlers of a message up to the first asynchronous handler.
 
-        Return None if all handlers have run. Otherwise one is asynchronous, and the caller must
-        start the returned coroutine in a nursery. It awaits that handler and runs the remaining
-        ones. Messages that arrive on a closed session are dropped.
+        Return None if all handlers have run. Otherwise the caller must start the returned coroutine
+        in a nursery. It awaits the asynchronous handler and runs the remaining handlers. Messages
+        that arrive on a closed session are dropped. No input from the peer can cause an exception.
         """
         # A refusal is recognized by its flag before its subject is examined, so that a refusal is
         # never refused itself.
@@ -190,7 +191,8 @@ class MessageRouter(RouteTable):
             cid,
             kind == "rpc",
         )
-        # Run the plain handlers now. A request that they do not answer stays open, with a timeout.
+        # Run the synchronous handlers now. If they do not reply to a request, it stays open, with a
+        # timeout.
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
         # The handlers have not answered. If there are none, this replies with an error
@@ -236,8 +238,8 @@ class MessageRouter(RouteTable):
     def _routes_for(
         self, session: LinkSession, subject: str, default: Mode
     ) -> tuple[Registration, ...]:
-        # sort() is stable: among equal ranks the session's handlers stay before the global ones,
-        # both in registration order.
+        # sort() is stable: among equal ranks, the session's handlers stay before the global
+        # handlers, and both are in registration order.
         matching = [*session.router.matching(subject), *self.matching(subject)]
         matching.sort(key=attrgetter("rank"), reverse=True)
         for count, route in enumerate(matching, 1):
@@ -257,7 +259,7 @@ class MessageRouter(RouteTable):
     def _handle_refusal(self, session: LinkSession, message: Message) -> None:
         """Handle a refusal, or drop any message on a closed session.
 
-        A refusal gets no reply, because two sides would refuse each other's refusals forever.
+        A refusal gets no reply. Otherwise two sides could refuse each other's refusals forever.
         """
         session.release(message)
         if session.closed:
@@ -270,7 +272,7 @@ class MessageRouter(RouteTable):
     def _refuse(
         self, session: LinkSession, message: Message, kind: SubjectKind | None, reason: str
     ) -> None:
-        """Refuse a message, or drop an event, because of its subject or of its payload."""
+        """Refuse a message, or drop an event, because of its subject or its payload."""
         session.release(message)
         if kind == "event":
             log.warning(
@@ -289,12 +291,12 @@ class MessageRouter(RouteTable):
     # Running handlers
 
     def _start_timeout(self, request: Inbound, routes: tuple[Registration, ...]) -> None:
-        """Start the timeout of a request that the plain handlers have not answered."""
+        """Start the timeout of a request to which the synchronous handlers have not replied."""
         if not routes:
             request.error(ErrorCode.UNSUPPORTED_METHOD, "Method not found")
         elif not request.session.closed:
-            # A dict, not a queue, so that an answered request is removed immediately and frees its
-            # message.
+            # A dict, not a queue, so that the request is removed, and its message freed, as soon as
+            # a handler replies.
             request.session.unanswered[request] = trio.current_time() + self._timeout
             if self._idle is not None:
                 self._idle.set()
@@ -304,7 +306,7 @@ class MessageRouter(RouteTable):
     ) -> Awaitable[None] | None:
         """Run handlers until one returns an awaitable.
 
-        Return it, or None after the last handler.
+        Return the awaitable, or None after the last handler.
         """
         for route in routes:
             # A handler that was removed by an earlier handler of this message must not run.
@@ -348,8 +350,8 @@ class MessageRouter(RouteTable):
     def _handler_failed(self, message: Inbound, error: Exception) -> bool:
         """Reply with the error, or log it. Return whether the remaining handlers must be skipped.
 
-        They must be skipped for a request, because a caller that got an error must not find the
-        work done.
+        They must be skipped for a request, because a caller that got an error must be able to
+        assume that the work was not done.
         """
         if message.is_open:
             self._answer_failure(message, error)
@@ -359,7 +361,7 @@ class MessageRouter(RouteTable):
         )
         if message.rpc is None:
             return False
-        message.release()  # it had timed out, so no reply has released it
+        message.release()  # the request had timed out, so no reply has released the attachment
         return True
 
     def _answer_failure(self, message: Inbound, error: Exception) -> None:
@@ -375,7 +377,7 @@ class MessageRouter(RouteTable):
     def _expire_until(self, now: float) -> float | None:
         """Expire overdue requests, and return the next deadline.
 
-        All requests have the same timeout, so the first request of a session has its earliest
+        All requests have the same timeout, so the first open request of a session has the earliest
         deadline.
         """
         upcoming: list[float] = []

@@ -1,7 +1,7 @@
 """Replies: the JSON and error replies of a shard's handlers, and their conversion for the caller.
 
-A failure of the contract is sent with code 2001, its own code and its detail. Every other error is
-unexpected: it is sent with code 2000, and logged by the shard.
+An error that the API documents is sent with RPC code 2001, its own error code and its detail. Every
+other error is unexpected: it is sent with RPC code 2000, and logged by the shard.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ def total_ms(at: int) -> float:
 
 
 def reply_json(request: InboundMessage[Any, R], result: R, body: bytes, at: int) -> None:
-    """Reply with a JSON body that lacks its ``performance`` member, which is added."""
+    """Append the ``performance`` member to an unfinished JSON ``body``, and reply with it."""
     request.reply(result, body + answers.performance(total_ms(at)))
 
 
 def restored(code: str, message: str, detail: Mapping[str, Any]) -> TopicsError:
-    """Return the failure that the shard raised."""
+    """Restore the error that a shard raised from its code, message and detail."""
     return TopicsError.restore(_CLASSES[code], message, dict(detail))
 
 
 def failures_of(result: AppendResult) -> list[TopicsError]:
-    """Return the failures of an append message, one for each failed request."""
+    """Return the errors in the result of an append message, one for each failed request."""
     return [restored(*failure) for failure in result.failures or ()]
 
 
 def failure_of(error: RemoteError) -> TopicsError:
-    """Convert an error reply to its failure. Without a code of the contract it is `Internal`."""
+    """Convert an error reply to an error of the API. An undocumented error becomes `Internal`."""
     if error.code == CONTRACT_ERROR and isinstance(error.data, dict):
         return restored(error.data["code"], error.message, error.data["detail"])
     if error.code == ErrorCode.TIMEOUT:  # a shard sends this code only if it has not begun a change

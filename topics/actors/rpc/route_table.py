@@ -1,6 +1,4 @@
-"""Route table: policy for subjects, registered handlers and their matching (`decisions/0003` §1,
-§3, §4).
-"""
+"""Route table: policy for subjects, and registered handlers (`decisions/0003` §1, §3, §4)."""
 
 from __future__ import annotations
 
@@ -26,12 +24,13 @@ DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {
 
 @dataclass(frozen=True, slots=True)
 class SubjectPolicy:
-    """Checks a subject's prefix: reserved first, then allowed; then ``classify`` gives the kind.
+    """Checks the prefix of a subject and determines its kind.
 
-    A subject with a reserved prefix is refused with 1003, even if an allowed prefix matches it too.
-    A subject without an allowed prefix is refused with 1002. ``classify`` gets only subjects that
-    passed both checks. Without it, ``rpc/`` is rpc, ``event/`` is event, and all others are custom.
-    Messages of kind rpc must contain a valid envelope, regardless of their prefix.
+    A subject with a reserved prefix is refused with 1003, even if it also has an allowed prefix. A
+    subject that has no allowed prefix is refused with 1002. ``classify`` returns the kind of a
+    subject that passed both checks. If it is None, subjects that start with ``rpc/`` are of kind
+    rpc, those that start with ``event/`` of kind event, and all others of kind custom. Messages of
+    kind rpc must contain a valid envelope, regardless of their prefix.
     """
 
     allowed_prefixes: tuple[str, ...] = (RPC_PREFIX, EVENT_PREFIX, "stream/", "app/")
@@ -55,7 +54,7 @@ class SubjectPolicy:
 class Registration:
     """A handler for a subject or a prefix.
 
-    ``params``: the NamedTuple type that the handler gets.
+    ``params``: the NamedTuple type of the params that the handler gets.
     """
 
     pattern: str
@@ -67,7 +66,9 @@ class Registration:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Sort key of matches: exact matches first, then prefixes by length. Higher is first."""
+        """Sort key of matches: the highest is first. Exact matches are higher than any prefix, and
+        longer prefixes are higher than shorter prefixes.
+        """
         return not self.is_prefix, len(self.pattern)
 
 
@@ -101,16 +102,16 @@ class RouteTable:
     ) -> Unsubscribe:
         """Call ``handler`` for exactly this subject.
 
-        Without ``mode`` the subject's kind determines it. With ``params`` the handler gets the
-        params of the envelope as this NamedTuple. The returned callable removes this registration;
-        a second call has no effect.
+        If ``mode`` is None, the subject's kind determines it (`DEFAULT_MODES`). If ``params`` is
+        given, the handler gets the params of the envelope as this NamedTuple. The returned callable
+        removes this registration; a second call has no effect.
         """
         return self._add(Registration(subject, handler, mode, False, params))
 
     def route_prefix(
         self, prefix: str, handler: MessageHandler, *, mode: Mode | None = None
     ) -> Unsubscribe:
-        """Call ``handler`` for every subject that starts with ``prefix``; otherwise as `route`."""
+        """Call ``handler`` for every subject that starts with ``prefix``. See `route`."""
         return self._add(Registration(prefix, handler, mode, True))
 
     def unroute(self, subject: str) -> None:
@@ -125,7 +126,7 @@ class RouteTable:
         self._remove([*self._registrations])
 
     def matching(self, subject: str) -> list[Registration]:
-        """Return all registrations that match, in registration order."""
+        """Return all registrations that match the subject, in registration order."""
         return [
             route
             for route in self._registrations

@@ -1,6 +1,6 @@
-"""Link session: calls to one peer, messages from it, the replies to both, and its end.
+"""Link session: the calls to one peer, the messages from it, and the replies to both.
 
-It implements §2, §8 and §9 of `decisions/0003`.
+This module implements §2, §8 and §9 of `decisions/0003`.
 
     open --close()--> closing: pending calls fail, closed-listeners run
                          --> closed: session-scoped handlers are removed
@@ -44,7 +44,7 @@ Attachment: TypeAlias = Buffer | ArenaBlock
 class RemoteError(Exception):
     """The peer replied with an error.
 
-    ``code`` as in `decisions/0003` §7; application codes start at 2000.
+    ``code`` is a code of `decisions/0003` §7. Application codes start at 2000.
     """
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -57,8 +57,9 @@ class RemoteError(Exception):
 class Transport(Protocol):
     """Sends the messages of one link session at a time. No method blocks.
 
-    It may outlive the session and serve the next one. ``message_id`` is the id of the last message.
-    Code that needs the id of a message in its payload increments it and passes it to `send`.
+    A transport may outlive the session and serve the next one. ``message_id`` is the id of the last
+    message. Code that needs the id of a new message in its payload increments ``message_id`` and
+    passes the result to `send`.
     """
 
     message_id: int
@@ -68,7 +69,7 @@ class Transport(Protocol):
     ) -> int:
         """Queue one message, by default with a new id. Raises PeerClosed.
 
-        ``message_id``: an id that the caller has taken.
+        ``message_id``: an id that the caller has already taken from `Transport.message_id`.
         """
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
@@ -77,11 +78,11 @@ class Transport(Protocol):
     def release(self, message: Message) -> None:
         """Return the attachment's memory to the peer.
 
-        Do nothing for an inline attachment, or the second time.
+        Do nothing for an inline attachment, or if it was already released.
         """
 
     def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
-        """Call ``release`` if a session waits for the memory of the attachment ``view``."""
+        """Call ``release`` if a new session waits for the memory of the attachment ``view``."""
 
 
 def discard(attachment: Attachment) -> None:
@@ -103,7 +104,7 @@ class Reply(msgspec.Struct, Generic[R], eq=False):
     _session: LinkSession
 
     def on_reclaim(self, reclaim: Callable[[], object]) -> None:
-        """Call ``reclaim`` if the memory of the body is needed. It must lead to `release` soon."""
+        """Call ``reclaim`` if the memory of the body is needed. It must call `release` soon."""
         if isinstance(self.body, memoryview):
             self._session.transport.on_reclaim(self.body, reclaim)
 
@@ -135,9 +136,9 @@ class PendingCall(msgspec.Struct, eq=False):
     on_late: Callable[[Reply[Any]], None] | None = None
 
     def abandon(self) -> None:
-        """Abandon the call, and notify the peer so that it can stop.
+        """Abandon the call, and notify the peer so that it can stop processing the request.
 
-        Do nothing when the call is over.
+        Do nothing if the call is already over.
         """
         session = self._session
         if self.is_done or session is None:
@@ -189,10 +190,10 @@ class LinkSession:
         attachment: Attachment,
         then: Callable[[Reply[R] | Exception], None],
     ) -> PendingCall:
-        """Queue the request. Raises PeerClosed.
+        """Queue a request. Raises PeerClosed.
 
-        ``then`` gets the reply or the failure, in the loop that reads the peer's messages. It must
-        not raise.
+        ``then`` is called with the reply or the failure in the loop that reads the peer's messages.
+        It must not raise.
         """
         transport = self.transport
         # The id of the request message is also the call id, by which the reply is matched.
@@ -231,8 +232,9 @@ class LinkSession:
     def release(self, message: Message) -> None:
         """Return the attachment's memory to the peer.
 
-        Do nothing for an inline attachment, or the second time. This is also required after the end
-        of the session, because the peer does not reuse memory that this process may still read.
+        Do nothing for an inline attachment, or if it was already released. This is also required
+        after the end of the session, because the peer does not reuse memory that this process may
+        still read.
         """
         if message.flags & ARENA:
             self.transport.release(message)
@@ -243,7 +245,7 @@ class LinkSession:
     # Replies
 
     def handle_reply(self, message: Message, answer: Success | Failure) -> None:
-        """Complete the call of a reply. If it was abandoned or timed out, release the memory."""
+        """Complete the call that a reply belongs to, or release a reply that no call waits for."""
         pending = self.calls.pop(answer.cid, None)
         if pending is not None and type(answer) is Success:
             result = tuple.__new__(pending.call.result, answer.result or ())
@@ -276,7 +278,7 @@ class LinkSession:
     def fail_calls(self, is_selected: Callable[[PendingCall], bool]) -> None:
         """Fail the selected calls with PeerClosed, as if the session had closed."""
         for pending in [pending for pending in self.calls.values() if is_selected(pending)]:
-            # Calls with ``on_late`` stay, because the peer may still reply.
+            # Calls with ``on_late`` stay registered, because the peer may still reply.
             if pending.on_late is None:
                 self.calls.pop(pending.cid, None)
             self._fail(pending, PeerClosed(f"{self.peer_id} does not reply to call {pending.cid}"))
@@ -291,15 +293,15 @@ class LinkSession:
     def on_closed(self, listener: Callable[[LinkSession], None]) -> None:
         """Call ``listener`` once when the session closes.
 
-        Its registrations still exist then (§8).
+        The registrations of the session still exist at that time (§8).
         """
         self._listeners.append(listener)
 
     def close(self) -> None:
-        """Close the session. Later calls have no effect.
+        """Close the session. Do nothing if it is already closed.
 
-        Pending calls fail with PeerClosed. Then the listeners run in registration order. If one
-        raises, the error is logged and the next one runs. Then the session's handlers are removed.
+        Pending calls fail with PeerClosed. Then the listeners run in registration order. An
+        exception in a listener is logged. Finally, the session's handlers are removed.
         Open requests no longer time out, and their replies are dropped.
         """
         if self.closed:
@@ -323,23 +325,23 @@ class LinkSession:
 
 
 class AlreadyAnsweredError(RuntimeError):
-    """A handler replied to the same request twice, which is a bug of the handler.
+    """A handler replied to the same request twice, which is a bug in the handler.
 
-    The first reply is valid.
+    Only the first reply is sent.
     """
 
 
 class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
-    """A received message, as its handlers get it. Handlers must not modify it.
+    """A received message in the form that is passed to handlers. Handlers must not modify it.
 
     ``session``: the link session on which it was received. ``frame``: the message itself
     (`decisions/0003` §2), for diagnostics and tracing. ``envelope``: its decoded payload; None for
     a custom message.
-    ``params``: those of the envelope, as the NamedTuple type of the handler's registration.
-    ``parked_ms``: how long it was queued.
+    ``params``: the params of the envelope, as the NamedTuple type of the handler's registration.
+    ``parked_ms``: how long the message was queued.
 
-    ``attachment`` may be in the peer's memory. It is valid until the reply or, for a message
-    without a reply, until the last handler has returned. Copy data that is needed longer.
+    ``attachment`` may be in the peer's memory. It is valid until the reply. If the message gets no
+    reply, it is valid until the last handler has returned. Copy data that is needed longer.
 
     A request has these states:
 
@@ -378,7 +380,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
     @property
     def peer_id(self) -> str:
-        """The sending process, by the name of its sessions: ``front-0``, ``shard-1``."""
+        """The name of the sending process in its sessions, such as ``front-0`` or ``shard-1``."""
         return self.session.peer_id
 
     @property
@@ -397,7 +399,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         self.session.send(subject, data, attachment)
 
     def release(self) -> None:
-        """Release the attachment before the reply. It cannot be read afterwards.
+        """Release the attachment before the reply. It must not be read afterwards.
 
         A second call has no effect.
         """
@@ -416,8 +418,8 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
         This releases the request's attachment, which must not be read afterwards.
 
         A handler must reply even if the session has closed, so that the attachment is released.
-        Raises AlreadyAnsweredError the second time, and an error for a ``result`` that cannot be
-        encoded. In the latter case the request is still open.
+        Raises AlreadyAnsweredError if the request already has a reply. Also raises if ``result``
+        cannot be encoded; in this case the request is still open.
         """
         try:
             payload = encode(result if type(result) is Failure else Success(self.cid, result))
@@ -425,7 +427,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             discard(attachment)
             raise
         session = self.session
-        # The caller gets no reply from a closed session, or after a timeout error.
+        # No reply is sent if the session is closed or the caller has received a timeout error.
         if not self.is_open or session.closed:
             discard(attachment)
             self._note_late()
@@ -441,19 +443,19 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             session.transport.release(self.frame)
 
     def error(self, code: int, message: str, data: Any = None) -> None:
-        """Reply with an error; otherwise as `reply`. Codes as in `decisions/0003` §7."""
+        """Reply with an error, in the same way as `reply`. `decisions/0003` §7 lists the codes."""
         self.reply(Failure(self.cid, int(code), message, data))
 
     def disable_timeout(self) -> None:
-        """Disable the timeout of the request. It must not have timed out already."""
+        """Disable the timeout of the request, which must not have timed out already."""
         assert self.is_open or self._is_answered, "the caller has not received a timeout"
         force_setattr(self, "is_timed", False)
         self.session.unanswered.pop(self, None)
 
     def expire(self) -> None:
-        """Reply 1103, because the deadline has passed.
+        """Reply with error 1103, because the deadline has passed.
 
-        The handler may continue, and keeps the attachment.
+        The handler may continue to run, and the attachment remains valid.
         """
         assert self.is_open, "only an open request can time out"
         force_setattr(self, "is_open", False)
@@ -468,7 +470,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             self.session.transport.send(self.subject, payload)
 
     def _note_late(self) -> None:
-        """Handle a reply that is not sent. Do not log it if the session has closed."""
+        """Log a late reply, but not if the session has closed. Raise if this is a second reply."""
         if self._is_answered:
             raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has already been answered")
         if not self.is_open:

@@ -1,8 +1,8 @@
 """Append batch: the requests of one append message and their results.
 
-Each request is answered as if it had arrived alone, so an invalid request does not affect the
-others. All results are sent in one message, in the order of the requests, when the last result is
-known.
+Each request gets the same result as if it had arrived alone, so an invalid request does not affect
+the other requests. All results are sent in one message, in the order of the requests, when the last
+result is known.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ assert outcome_byte(max(AppendOutcome), BANDS) < UNANSWERED
 class AppendBatch:
     """Collects the result of each request, by its index in the message.
 
-    A single request needs no lists: it is answered as soon as its result is known. ``band``: the
-    topic's priority band, which is sent with each result. ``request``: the message, which holds the
-    bodies until it is released or answered.
+    For a message with a single request, no lists are needed: the reply is sent as soon as the
+    result is known. ``band``: the topic's priority band, which is sent with each result.
+    ``request``: the message, which holds the bodies until it is released or gets its reply.
     """
 
     __slots__ = (
@@ -76,27 +76,27 @@ class AppendBatch:
         return [content[start:end] for start, end in pairwise(ends)]
 
     def enable_retry(self, on_retry: Callable[[AppendBatch], object]) -> None:
-        """Enable one retry: call ``on_retry`` instead of answering if the log finds no space.
+        """Enable one retry of the requests that the log loses because it finds no space.
 
-        It is called once, when the first of them is lost. Call `take_retries` later to get all of
-        them.
+        ``on_retry`` is called once, when the first request is lost, and no result is recorded for
+        lost requests. Call `take_retries` later to get all of them.
         """
         self._on_retry, self._lost = on_retry, list[int]()
 
     def take_retries(self) -> list[int]:
-        """Return the indexes of the lost requests in order. They are not retried again."""
+        """Return the sorted indexes of the lost requests. They are not retried again."""
         self._on_retry = None
         return sorted(self._lost)
 
     @property
     def may_retry(self) -> bool:
-        """Whether requests may have to be decided again, so that their bodies must be kept."""
+        """Whether requests may have to be evaluated again, so that their bodies must be kept."""
         return self._on_retry is not None
 
     # Results
 
     def settle(self, index: int, change: Append, result: LogProgress | OSError) -> None:
-        """Answer the request, and later requests with its key, with the log's result."""
+        """Record the log's result for the request and for later requests with the same key."""
         self.end(index, change, result, created=change.created)
         for follower, at in change.followers:
             follower.end(at, change, result, deduped=True)
@@ -110,7 +110,7 @@ class AppendBatch:
         created: bool = False,
         deduped: bool = False,
     ) -> None:
-        """Answer the request with the log's ``result``.
+        """Record the log's ``result`` for the request.
 
         ``created``: the request created the topic. ``deduped``: another request with the same key
         made the append.
@@ -130,7 +130,7 @@ class AppendBatch:
     def settle_joined(
         self, joined: Sequence[tuple[int, int]], change: Append, result: LogProgress | OSError
     ) -> None:
-        """Answer requests that were decided together, with the log's ``result``.
+        """Record the log's ``result`` for requests that share one change.
 
         ``joined``: the index and the record count of each request.
         """
@@ -147,12 +147,12 @@ class AppendBatch:
             seq += count
 
     def answer_known(self, index: int, entry: DedupeEntry) -> None:
-        """Answer a request whose key belongs to an append that is already committed."""
+        """Record the result of a request whose key belongs to an already committed append."""
         ending = self._ending(index, None, NO_IO)
         self._succeed(index, entry.first_seq, entry.record_count, ending, deduped=True)
 
     def refuse(self, index: int, error: OSError) -> None:
-        """Answer a request that the log cannot take, or note it for a retry if that is enabled."""
+        """Fail a request that the log cannot write, or keep it for a retry if that is enabled."""
         if self._on_retry is None or not isinstance(error, NoSpace):
             self.fail(index, unwritable(error))
             return
@@ -161,9 +161,9 @@ class AppendBatch:
             self._on_retry(self)
 
     def fail(self, index: int, error: Exception) -> None:
-        """Answer the request with ``error``.
+        """Record ``error`` as the result of the request.
 
-        Unexpected errors are logged; the caller gets no details.
+        An unexpected error is logged, and the caller gets no details.
         """
         _, message, data = map_error(error, self.request)
         failure: Failure = Internal.code, "internal error", {}
@@ -178,7 +178,7 @@ class AppendBatch:
         self._note(index, FAILED)
 
     def _ending(self, index: int, change: Append | None, result: LogProgress) -> bytes:
-        """Render the end of a reply that is given now: its ``performance`` block."""
+        """Render the end of a result that is sent now: its ``performance`` block."""
         params = self.params
         at = params.at if params.ats is None else params.ats[index]
         is_synced = change is not None and change.topic.config.durability == "fsync"
@@ -209,7 +209,7 @@ class AppendBatch:
             created=created,
             deduped=deduped,
         )
-        # A single request is answered immediately with a prepared result.
+        # For a single request, reply immediately with a prepared result.
         if params.lengths is None:
             self.request.reply(SINGLE_RESULTS[outcome, self.band], body)
             return

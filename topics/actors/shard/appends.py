@@ -1,21 +1,21 @@
-"""Appends: decides each request immediately, and answers when its records are durable (§2).
+"""Appends: evaluates each request immediately, and replies when its records are durable (§2).
 
-Durable means what the topic's durability class promises. An append message holds a batch of n >= 1
-requests to one topic, which are all answered in one message.
+Durable means what the topic's durability class promises. An append message contains n >= 1 requests
+to one topic. All their results are sent in one reply.
 
-Adjacent requests are decided together if one append of all their records has the same outcome as
-separate appends. They produce one change, one frame and one commit, and each request is answered
-with its own seqs. A request with an invalid body is refused without affecting the others. These
-requests are decided alone, in order: a request with a key or a config, the first request to a topic
-that does not exist, and all requests of a group that the topic refuses.
+Adjacent requests are evaluated together if one append of all their records has the same outcome as
+separate appends. They produce one change, one frame and one commit, and each result contains the
+seqs of its request. A request with an invalid body is refused without affecting the other requests.
+These requests are evaluated alone, in order: a request with a key or a config, the first request to
+a topic that does not exist, and all requests of a group that the topic refuses.
 
 If a frame is torn, all requests of its group are lost. None of them was acknowledged, because each
 reply waits until the complete frame is as durable as the class promises.
 
 A single request with a body above STREAMED_MIN_BYTES becomes a streamed append.
 
-If the log finds no space while a backup keeps files, the appends that it lost are decided once more
-when these files are deleted (``space_waits.py``). Appends that arrive in the meantime wait, too.
+If the log finds no space while a backup keeps files, the lost appends are evaluated once more after
+these files are deleted (``space_waits.py``). Appends that arrive in the meantime wait, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from topics.formats.api.limits import MOVE_LIMITS
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
 
-JOINED_MAX_BYTES = 256 << 10  # bodies of requests that share a frame, in total
+JOINED_MAX_BYTES = 256 << 10  # maximum total size of the bodies whose requests share a frame
 
 
 class Appends(Service):
@@ -53,7 +53,7 @@ class Appends(Service):
         self._engine, self._limits, self._peers = context.engine, context.limits, context.peers
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(APPEND, self._append)
 
     def _append(self, request: AppendCall) -> None:
@@ -93,7 +93,7 @@ class Appends(Service):
         self._space.defer(partial(self._decide_retry, batch))
 
     def _decide_retry(self, batch: AppendBatch) -> None:
-        """Decide again the requests of a batch that the log has lost.
+        """Evaluate again the requests of a batch that the log has lost.
 
         They are not retried another time.
         """
@@ -120,7 +120,8 @@ class Appends(Service):
 
     def _decode(self, batch: AppendBatch, content: Buffer) -> AppendBody:
         params = batch.params
-        # Records that a shard appends were within the limits before, and have grown by their stamp.
+        # Records that another shard moves here were within the limits, but have grown by the stamp
+        # that the move adds.
         limits = MOVE_LIMITS if batch.request.session in self._peers.open else self._limits
         body = decode_append(content, params.key, limits)
         if body.config is not None:
@@ -145,8 +146,8 @@ class Appends(Service):
                 batch.fail(index, error)
                 continue
             size += len(content)
-            # Close the group before a request that cannot join it: one with a key or a config, one
-            # that exceeds the size limit, or one of another node. A frame stores the node once.
+            # Close the group before a request that cannot join it: a request that has a key or a
+            # config, exceeds the size limit, or comes from another node.
             is_alone = body.idempotency_key is not None or body.config is not None
             if group and (is_alone or size > JOINED_MAX_BYTES or body.node != group[0][1].node):
                 self._decide_group(batch, group)
@@ -160,13 +161,13 @@ class Appends(Service):
         self._decide_group(batch, group)
 
     def _decide_group(self, batch: AppendBatch, group: list[tuple[int, AppendBody]]) -> None:
-        """Decide adjacent requests together, or separately if the joint append is refused."""
+        """Evaluate adjacent requests together, or separately if the joint append is refused."""
         if len(group) > 1:
             # One change for all. Each request gets its part of the seqs (`settle_joined`).
             bodies = [body for _, body in group]
             try:
                 change = self._append_now(batch, joined(bodies))
-            except Exception:  # decided alone, each request gets its own error
+            except Exception:  # each request is evaluated alone below, and gets its own error
                 change = None
             if change is not None:
                 assert isinstance(change, Append), "a request without a key is not a duplicate"

@@ -1,15 +1,16 @@
-"""Backups: the part of a shard in a backup that the front makes (``decisions/0067``).
+"""Backups: a shard's part in a backup that the front creates (``decisions/0067``).
 
-    begin   write a checkpoint, unless the backup is incremental and there is one; a pin keeps the
-            files that it names
-    hold    stop new moves between topics; answered when no move is in flight
+    begin   write a checkpoint, unless the backup is incremental and a checkpoint exists; a pin
+            keeps the files that the checkpoint refers to
+    hold    stop new moves between topics; reply when no move is in flight
     cut     the log up to its current end belongs to the backup; requested when all shards hold
-    files   resume moves; answered when the log is synced up to the cut
-    end     answered with whether the pin has held until now; releases the pin
+    files   resume moves; reply when the log is synced up to the cut
+    end     release the pin; reply with an error if the pin is broken
 
-A pin is released at the end of the backup or of its front's link session. It breaks if the shard
-needs the space. A hold expires after `HOLD_MAX_S`. A cut is valid only if the hold of each shard
-lasted until all shards had cut their logs; `files` checks this.
+A pin is released at the end of the backup, or when the link session with the front closes. It
+breaks if the shard needs the space of the kept files. A hold expires after `HOLD_MAX_S`. A cut is
+valid only if the hold of each shard lasted until all shards had cut their logs; `files` checks
+this.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ CutCall: TypeAlias = InboundMessage[BackupParams, BackupCut]
 FilesCall: TypeAlias = InboundMessage[BackupParams, BackupFiles]
 EndCall: TypeAlias = InboundMessage[BackupParams, NoResult]
 
-HOLD_MAX_S: Final = 0.8  # seconds; the longest delay of routers and dead letters by a backup
+HOLD_MAX_S: Final = 0.8  # the longest time that a backup delays routers and dead letters
 
 
 # States of a backup in its shard:
@@ -72,8 +73,8 @@ HOLD_MAX_S: Final = 0.8  # seconds; the longest delay of routers and dead letter
 class _Backup:
     """The backup in progress.
 
-    ``hold_deadline``: the deadline of its hold, or None. ``holding``: the request for the hold,
-    until it is answered. ``cut``: an LSN, and the log's count of losses at that time.
+    ``hold_deadline``: the deadline of its hold, or None. ``holding``: the request for the hold, or
+    None after its reply. ``cut``: the LSN of the cut, and the number of rollbacks at that time.
     """
 
     session: LinkSession
@@ -85,7 +86,7 @@ class _Backup:
 
 
 class Backups(Service):
-    """Handles `backup.*`."""
+    """Handles the `backup.*` requests."""
 
     def __init__(self, context: ShardContext, shard: RecoveredShard, sealing: Sealing) -> None:
         self._context, self._shard, self._sealing = context, shard, sealing
@@ -93,7 +94,7 @@ class Backups(Service):
         self._backup: _Backup | None = None
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(BACKUP_BEGIN, self._begin)
         router.serve(BACKUP_HOLD, self._hold)
         router.serve(BACKUP_CUT, self._cut)
@@ -102,7 +103,7 @@ class Backups(Service):
         router.subscribe(BACKUP_ABANDONED, self._abandoned)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Release the pin and the hold of a front that has disconnected."""
+        """End the backup of a front that has disconnected, releasing its pin and its hold."""
         if self._backup is not None and self._backup.session is session:
             self._end_backup()
 
@@ -113,7 +114,7 @@ class Backups(Service):
             self._sealing.release_pin(backup.pin)
 
     def _of(self, request: InboundMessage[BackupParams, Any]) -> _Backup:
-        """Return the backup of the request. Raises `NotReady` unless its pin holds."""
+        """Return the backup of the request. Raises `NotReady` if it has ended or lost its pin."""
         backup = self._backup
         if backup is None or not self._is_about(request):
             raise NotReady("this backup is not in progress on the shard")
@@ -138,7 +139,7 @@ class Backups(Service):
         self._sealing.request_checkpoint(backup.pin, partial(self._begun, request, backup))
 
     def _begun(self, request: BeginCall, backup: _Backup, error: OSError | None) -> None:
-        """Answer, because the checkpoint is written or has failed. Runs outside of an iteration."""
+        """Reply after the checkpoint was written or has failed. Called outside an iteration."""
         with self._context.iteration():
             try:
                 # The backup may have ended while the checkpoint was written, for example with its
@@ -154,7 +155,7 @@ class Backups(Service):
                 answer_error(request, told)
 
     def _pinned(self, pin: Pin) -> BackupBegun:
-        """Return the files that the pinned checkpoint names."""
+        """Return the files that the pinned checkpoint refers to."""
         kept, segments = pin.kept, self._shard.segments
         assert pin.checkpoint is not None, "the checkpoint was written"
         found = [segments.segments[number] for number in sorted(kept.segments)]
@@ -215,7 +216,7 @@ class Backups(Service):
             request.reply(NO_RESULT)
 
     def _release(self, backup: _Backup) -> None:
-        """Resume moves if they are held. A pending request for the hold gets an error."""
+        """Resume moves if this backup holds them. A pending request for the hold gets an error."""
         if backup.hold_deadline is not None:
             backup.hold_deadline.cancel()
             backup.hold_deadline = None

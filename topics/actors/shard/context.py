@@ -1,8 +1,9 @@
 """Shard context: the state that the services of one shard share, and checks that precede requests.
 
-The loop sets `now` at the start of each iteration, so that all its decisions have the same time. A
-task makes decisions and replies inside `turn`, an iteration of its own. A message that is sent
-outside of an iteration stays in its link until the next one.
+The loop sets `now` at the start of each iteration, so that all requests of the iteration are
+evaluated at the same time. A task evaluates requests and replies to them inside `iteration`, which
+runs an iteration of its own. A message that is sent outside an iteration stays in its link until
+the next iteration.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from topics.storage.recovery.shard_recovery import RecoveredShard
 Args = TypeVarTuple("Args")
 
 NS_PER_MS = 1_000_000
-DRIFT_MAX_NS = 5 * NS_PER_MS  # of the wall clock; a larger difference means that it was set
+# Maximum drift of the wall clock. A larger difference means that the clock was set.
+DRIFT_MAX_NS = 5 * NS_PER_MS
 
 
 class Clock:
@@ -65,7 +67,7 @@ clock = Clock()
 
 
 class ShardContext:
-    """One shard's engine, log and clock, as its services see them."""
+    """The engine, log and clock of one shard, and the objects that its services share."""
 
     def __init__(self, shard: RecoveredShard, limits: Limits, cells: ShardCells) -> None:
         self.engine, self.wal, self.limits = shard.engine, shard.wal, limits
@@ -79,13 +81,13 @@ class ShardContext:
         self.held = HeldTopics()
         self.inbox = Inbox(self.band_of, time.monotonic)
         self.now = clock()
-        self.refused_writes = 0  # because the log cannot take them
+        self.refused_writes = 0  # number of writes refused because the log cannot write them
         self.iteration_count = 0
-        self.append_count = 0  # decided appends, of clients and of shards
-        self.is_stopping = False  # services start no work on their own
+        self.append_count = 0  # number of evaluated appends from clients and shards
+        self.is_stopping = False  # if true, services start no background work
         # Called when the content of a topic may have changed. The gauges set it.
         self.note_changed: Callable[[Topic], object] = lambda _: None
-        # Returns whether routers name the topic, to the shard's knowledge.
+        # Returns whether any router known to this shard refers to the topic.
         self.routers_of: Callable[[str], bool] = lambda _: False
         self.peers: Peers
         self.nursery: trio.Nursery
@@ -93,12 +95,12 @@ class ShardContext:
         self.send: Callable[[], None]  # send messages to the links before the end of the iteration
 
     def begin_iteration(self) -> None:
-        """Read the clock for the decisions that follow."""
+        """Read the clock for the requests of this iteration."""
         self.now = self.clock()
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
-        """Run an iteration of the loop for the decisions and messages of a task."""
+        """Run an iteration of the loop for a task that makes changes or sends messages."""
         self.begin_iteration()
         yield
         self.end_iteration()
@@ -110,7 +112,7 @@ class ShardContext:
     def release_topic(self, topic: str, *first: tuple[Handler, Request]) -> None:
         """Release a held topic.
 
-        Handle ``first``, then the deferred requests, in their own iteration.
+        Handle ``first`` and then the deferred requests, in a new iteration.
         """
         with self.iteration():
             deferred = self.held.release(topic)
@@ -120,7 +122,7 @@ class ShardContext:
                 call()
 
     def check_writable(self, *, grows: bool = False) -> None:
-        """Raise `NotReady` while the shard cannot take a write.
+        """Raise `NotReady` while the shard cannot write.
 
         ``grows``: the write frees no space.
         """
@@ -139,14 +141,14 @@ class ShardContext:
             raise NotReady("the disk of this shard does not respond", reason=DISK_STALLED)
 
     def find_topic(self, name: str) -> Topic:
-        """Return the topic of that name without expired records. Raises `TopicNotFound`."""
+        """Return the topic ``name`` after removing its expired records. Raises `TopicNotFound`."""
         topic = self.engine.topic(name)
         if topic.committed.ttl_ms or topic.floor_due:
             self.remove_expired(topic)
         return topic
 
     def find_queue(self, name: str) -> Topic:
-        """Return the queue of that name without expired jobs.
+        """Return the queue ``name`` after removing its expired jobs.
 
         Raises `TopicNotFound` or `NotAQueue`.
         """
@@ -156,7 +158,7 @@ class ShardContext:
         return topic
 
     def band_of(self, name: str) -> int:
-        """Return the priority band of the topic, or that of a new topic if it does not exist."""
+        """Return the topic's priority band, or the band of new topics if it does not exist."""
         topic = self.engine.topics.get(name)
         return NEW_BAND if topic is None else topic.band(self.now.ms)
 
@@ -172,19 +174,19 @@ class ShardContext:
             self.store.report(damage)
             return
         if change is not None:
-            # If the change is undone, the log gets the floor when it is writable again.
+            # If the change is undone, the floor is written to the log when it is writable again.
             self.submit_or_undo(change, grows=False)
 
     def check_leasable(self, topic: Topic) -> None:
         """Raise `NotReady` while leases of the queue cannot change.
 
-        Durable leases grow the log, and must not use the space that is reserved for acks and
-        starts.
+        Durable leases grow the log, and must not use the space that is reserved for acks and for
+        startup.
         """
         self.check_writable(grows=keeps_leases(topic.committed))
 
     def submit_or_undo(self, change: Change, *, grows: bool) -> None:
-        """Submit a change that no request waits for, or undo it if the log cannot take it.
+        """Submit a change that no request waits for, or undo it if the log cannot write it.
 
         ``grows``: the change frees no space.
         """

@@ -3,9 +3,10 @@
     call_at --> queued --at its time--> called
                    '-- cancel --> dropped
 
-`run_due` is pure: the time is an argument. `run` is the single task that sleeps until the earliest
-deadline, and `wake` ends its sleep immediately. A cancelled entry stays in the heap until its time,
-or until half of the heap is cancelled. Calls must never block or raise.
+`run_due` gets the time as an argument and reads no clock. `run` is the single task that sleeps
+until the earliest deadline, and `wake` ends its sleep immediately. A cancelled entry stays in the
+heap until its time, or until more than half of the heap is cancelled. Calls must never block or
+raise.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import trio
 
 from topics.actors.link.tick import next_tick
 
-SWEEP_MIN = 64  # a shorter heap is not swept
+SWEEP_MIN = 64  # cancelled entries are not removed early from a shorter heap
 
 
 class Deadline:
-    """One queued call, which `cancel` revokes."""
+    """One queued call. `cancel` revokes it."""
 
     __slots__ = ("_queue", "at", "call")
 
@@ -33,7 +34,7 @@ class Deadline:
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        """Revoke the call. Do nothing the second time, or after the call."""
+        """Revoke the call. Do nothing if it was already cancelled or made."""
         if self.call is not None:
             self.call = None
             self._queue.count_cancelled()
@@ -42,7 +43,7 @@ class Deadline:
 class Deadlines:
     """Runs calls at times of trio's clock, earliest first.
 
-    Equal times keep the order of `call_at`.
+    Calls with equal times run in the order in which they were scheduled.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Deadlines:
         return self._heap[0][0] if self._heap else math.inf
 
     def call_at(self, at: float, call: Callable[[], object]) -> Deadline:
-        """Schedule one call of ``call`` at the time ``at`` or shortly after."""
+        """Schedule ``call`` to be called once, at the time ``at`` or shortly after."""
         deadline = Deadline(self, at, call)
         self._serial += 1
         heapq.heappush(self._heap, (at, self._serial, deadline))
@@ -77,7 +78,7 @@ class Deadlines:
         self.call_at(next_tick(trio.current_time()), partial(self.call_each_tick, call))
 
     def count_cancelled(self) -> None:
-        """Count a cancelled entry."""
+        """Count a cancelled entry. Remove all of them if they are more than half of the heap."""
         self._cancelled += 1
         if self._cancelled * 2 > len(self._heap) >= SWEEP_MIN:
             self._heap = [entry for entry in self._heap if entry[2].call is not None]
@@ -87,7 +88,7 @@ class Deadlines:
     def run_due(self, now: float) -> None:
         """Run the calls whose time has come.
 
-        Calls that they queue for now wait for the next run.
+        Calls that are scheduled during this run wait for the next run, even if they are due.
         """
         newest = self._serial
         while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= newest:
@@ -99,7 +100,7 @@ class Deadlines:
                 call()
 
     def wake(self) -> None:
-        """Let `run` call ``on_wake`` as soon as the tasks that are ready have run."""
+        """Make `run` call ``on_wake`` as soon as the tasks that are ready now have run."""
         self._woken.set()
 
     async def run(self, on_wake: Callable[[], None]) -> NoReturn:

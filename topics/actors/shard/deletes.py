@@ -1,16 +1,17 @@
 """Deletes of topics and records, which free space on a full disk (§1, §4; decision 0015).
 
 A delete may use the log's reserve if all frames of its group free space. A delete that found no
-space because it shared a group with an append is handled once more (`held_topics.py`).
+space because it shared a group with an append is retried once (`held_topics.py`).
 
-A delete of many records is processed in slices, and answered when the last slice is committed. At
-most one slice of all such deletes of the shard is in flight, and the shard serves other requests
-between slices, so no loop iteration is long. In the meantime the topic may lose records, grow, be
-configured or deleted. After an error or a kill, a part of the records is deleted, the oldest first,
-and the client has got no success reply.
+A delete of many records is processed in slices, and the reply is sent when the last slice is
+committed. At most one slice of all such deletes of the shard is in flight, and the shard serves
+other requests between slices, so no loop iteration is long. In the meantime the topic may lose
+records, grow, be configured or deleted. If an error or a kill interrupts the delete, only the
+oldest of the records are deleted, and the client gets no success reply.
 
-A topic that routers name is deleted in two steps. It is held while the owner of the routers removes
-them, and then deleted. If the owner is unavailable, the topic is not deleted.
+A topic that is the source or a dest of routers is deleted in two steps. It is held while the owner
+of the routers removes them, and then deleted. If the owner is unavailable, the topic is not
+deleted.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Deletes(Service):
         self._has_first_slice = False  # a large delete's first slice is in flight without the lock
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(TOPIC_DELETE, self._delete)
         router.serve(DELETE_RECORDS, self._delete_records)
 
@@ -86,7 +87,7 @@ class Deletes(Service):
         self._context.remove_expired(self._engine.topics.get(name))
         # Routers name the topic, so the owner must remove them before the topic disappears.
         if self._context.routers_of(name) and name in self._engine.topics:
-            # Check first, so that a refused delete removes no routers.
+            # Check the preconditions first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)
             self._remove_routers(request, routers)
         else:
@@ -97,7 +98,7 @@ class Deletes(Service):
         name, context = request.params.topic, self._context
         # The hold keeps other changes of the topic out while the owner works.
         context.held.hold(name)
-        # From here on routers may be removed, so the request must complete.
+        # From now on routers may be removed, so the request must complete.
         request.disable_timeout()
 
         # The reply of the owner. The hold ends in every case, and the deferred calls follow the
@@ -187,9 +188,9 @@ class Deletes(Service):
     async def _delete_remaining(
         self, request: RecordsCall, rest: RemainingDelete, deleted: int
     ) -> None:
-        """Delete the remaining slices, and answer when the last one is committed.
+        """Delete the remaining slices, and reply when the last slice is committed.
 
-        ``deleted``: the count until now.
+        ``deleted``: the number of records deleted so far.
         """
         left: RemainingDelete | None = rest
         is_retry = False
@@ -204,7 +205,7 @@ class Deletes(Service):
                 # The group was lost with an append in it. The delete alone may use the reserve of
                 # the log.
                 elif isinstance(result, NoSpace) and not is_retry:
-                    is_retry = True  # the retry has a group of its own
+                    is_retry = True  # the retry is in its own group
                 else:
                     raise unwritable(result)
         except Exception as error:

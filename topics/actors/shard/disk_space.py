@@ -1,20 +1,21 @@
-"""Room: whether a shard may write (decision 0015).
+"""Disk space: whether a shard may write (decision 0015).
 
     READY      --a write found no space, or the reserve is used--> NO_ROOM
     NO_ROOM    --space for the next file and for the reserve is available--> READY
     both       --the log has failed--> READ_ONLY, until the process restarts
-    both       --the data directory no longer belongs to the server--> DIRECTORY_LOST, likewise
+    both       --the data directory no longer belongs to the server--> DIRECTORY_LOST, until then
 
 In NO_ROOM the shard accepts changes that free space, and refuses changes that grow the log. If the
-log has no space for the frames of a start, the shard is NO_ROOM, too, and refuses both.
+log has no space for the frames written at startup, the shard is also NO_ROOM, and refuses both.
 
-The disk watch measures how long the disk has not responded while the loop runs. The threads of the
-log and of streamed appends may hang in the kernel. The heartbeat calls `check` twice a second.
-After `DISK_STALLED_S` without progress the shard refuses writes until the disk responds again. The
-loop itself may hang in a short write or sync. Then the log's hang watch publishes on the board how
-long the disk has not responded, so that the supervisor does not kill the shard because of its disk.
-The heartbeat continues for `DISK_STALLED_S`, as for a busy disk. Then it stops, and the front also
-ends reads, because the loop cannot answer them.
+The disk watch measures for how long the disk has not responded. The threads of the log and of
+streamed appends may hang in the kernel while the loop runs. The heartbeat calls `check` twice a
+second. If there is no progress for `DISK_STALLED_S`, the shard refuses writes until the disk
+responds again. The loop itself may hang in a short write or sync. Then the log's hang watch
+publishes on the board how long the disk has not responded, so that the supervisor does not kill the
+shard because of its disk. It also continues the heartbeat for `DISK_STALLED_S`, because the disk
+may only be busy. After that the heartbeat stops, and the front fails reads, too, because the loop
+cannot serve them.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ log = structlog.get_logger()
 class DiskSpace(Service):
     """The state of one shard's disk. ``broken``: the error that ended all writing.
 
-    Its task has its own timer instead of the shared one. Its checks wait for the disk, in threads,
-    and the next pause begins when a check has ended.
+    A task checks the disk. It does not use the calls of the deadline queue, because its checks wait
+    for the disk in threads, and the next pause begins only when a check has ended.
     """
 
     def __init__(self, shard: RecoveredShard, commits: GroupCommit, cells: ShardCells) -> None:
         self.wal, self.commits, self._cells = shard.wal, commits, cells
-        # Frames of this start that the log had no space for.
+        # Frames written at startup for which the log had no space.
         self.unwritten = list(shard.unwritten_frames)
         self.broken: OSError | None = None
-        self.on_disk_full: Callable[[], None] = lambda: None  # called at intervals while NO_ROOM
+        self.on_disk_full: Callable[[], None] = lambda: None  # called repeatedly while NO_ROOM
 
     def refusal(self, *, grows: bool) -> OSError | None:
         """Return why a change must be refused, or None. ``grows``: the change frees no space."""
@@ -89,7 +90,7 @@ class DiskSpace(Service):
         self._cells.state = state
 
     async def run(self) -> None:
-        """Check the log's space until cancelled or broken."""
+        """Check the disk space until cancelled, or until all writing has ended (``broken``)."""
         pause_s = RETRY_MIN_S
         while self.broken is None:
             await wait_tick(pause_s)
@@ -101,7 +102,7 @@ class DiskSpace(Service):
             pause_s = min(2 * pause_s, RETRY_MAX_S) if failed else RETRY_MIN_S
 
     async def find_space(self) -> bool:
-        """Try to allocate the needed files. Return whether the shard may grow again."""
+        """Try to allocate the needed files. Return whether the log may grow again."""
         if not await trio.to_thread.run_sync(self.wal.allocate_files):
             return False
         if self.unwritten and await self._note_start():
@@ -110,7 +111,7 @@ class DiskSpace(Service):
         return not self.unwritten
 
     async def _note_start(self) -> bool:
-        """Write the frames of this start. Return whether the log has them now."""
+        """Write the startup frames to the log. Return whether this succeeded."""
         self.wal.begin(self.unwritten)
         return await self.commits.wait_synced(self.wal.next_lsn)
 
@@ -146,7 +147,7 @@ class DiskWatch:
         self._show(max(self._log_stall_s(now), self._blobs_stall_s(now)))
 
     def _on_hang(self, call: int) -> None:
-        """Publish that the loop hangs in this call. Runs in the thread that watches the loop."""
+        """Publish that the loop hangs in call number ``call``. Runs in the watch thread."""
         silent_s = self._loop.observe(call, time.monotonic())
         self._show(silent_s)
         if silent_s < DISK_STALLED_S:
@@ -173,7 +174,7 @@ class DiskWatch:
 
 
 def unwritable(error: OSError) -> NotReady:
-    """Return the client's error for a write that failed, or was not tried, because of ``error``."""
+    """Return the client's error for a write that failed or was refused because of ``error``."""
     reason = "disk_full" if error.errno in disk.FULL else "read_only"
     if isinstance(error, DirectoryLost):
         reason = "directory_lost"

@@ -1,20 +1,21 @@
 """Expiry: removes expired records from topics that no client requests (§0.7).
 
-Age limits are applied before every reply. Records that no client requests would stay on the disk
-forever. So each topic with a TTL is in a timetable, by the time at which its first record expires:
+Age limits are applied before every reply, but records that no client requests would stay on the
+disk forever. So each topic with a TTL is in a timetable, by the time at which its first record
+expires:
 
     commit --> planned, in the bucket of that time --its end--> swept --records remain--> planned
 
 A bucket is SWEEP_MS long. So an expired record may remain for SWEEP_MS, and for another SWEEP_MS
 while it shares an extent of a segment with later records. Its disk space is free two checkpoints
-later. If the log or the cap of all bytes has no space, buckets are opened before their end
-(`expire_soon`).
+later. If the disk is full or the cap on total bytes is almost reached, the current bucket is swept
+before its end (`expire_soon`).
 
 An iteration of the loop sweeps a bounded number of topics. Topics that are not due cost nothing:
-there is no scan, and a shard without records that expire does not wake up.
+there is no scan, and a shard that has no expiring records does not wake up.
 
-Quotas are a shard's part of the caps of the entire server on topics and bytes (§11, decision 0029).
-A shard reports the usage that it finds at its start before it makes any decision. After that, the
+Quotas are a shard's part of the caps on topics and bytes of the entire server (§11, decision 0029).
+A shard reports the usage that it finds at startup before it serves any request. After that, the
 engine takes and releases quota (`topics.engine.quota`). When bytes are scarce, expired records are
 removed immediately, so that no write is refused because of expired records.
 """
@@ -40,9 +41,9 @@ from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.topic import Topic
 
 SWEEP_MS: Final = 5000
-SWEEP_TOPICS: Final = 100  # topics of one iteration, which take some milliseconds
-BEGIN_TOPICS: Final = 2000  # topics that one iteration plans at the start
-WAKE_MAX_S: Final = 60.0  # sleep no longer, because the wall clock may be set
+SWEEP_TOPICS: Final = 100  # topics that one iteration sweeps, which takes a few milliseconds
+BEGIN_TOPICS: Final = 2000  # topics that one iteration plans at startup
+WAKE_MAX_S: Final = 60.0  # longest sleep, because the wall clock may be set in the meantime
 
 
 class Expiry(Service):
@@ -66,17 +67,17 @@ class Expiry(Service):
         context.disk_space.on_disk_full = self.expire_soon
 
     def on_config(self, change: Change) -> None:
-        """Plan the topic, because its config may let records expire, or expire earlier."""
+        """Plan the topic, because its new config may make records expire, or expire earlier."""
         if change.topic.committed.ttl_ms:
             self._plan(change.topic)
 
     def _changed(self, change: Change) -> None:
-        """Plan the topic, because it may have got its first record with an age limit."""
+        """Plan the topic, because it may have received its first record that can expire."""
         change.topic.unfollow(self._changed)
         self._plan(change.topic)
 
     async def run(self) -> None:
-        """Plan the topics that exist at the start."""
+        """Plan the topics that exist at startup."""
         self._begins = iter([*self._engine.by_id.values()])
         self._context.deadlines.call_at(-math.inf, self._begin)
 
@@ -90,7 +91,7 @@ class Expiry(Service):
             self._context.deadlines.call_at(-math.inf, self._begin)
 
     def expire_soon(self) -> None:
-        """Remove expired records soon, in an iteration of its own, because there is no space."""
+        """Schedule the removal of expired records in a new iteration, because space is needed."""
         if not self._is_requested:
             self._is_requested = True
             self._context.deadlines.call_at(-math.inf, self.sweep)
@@ -102,15 +103,16 @@ class Expiry(Service):
         # No record will expire. Plan the topic again at its next commit.
         if due_ts is None:
             if topic.committed.ttl_ms:
-                # A config may have emptied the topic. Later records may be due before the planned
-                # bucket.
+                # A config change may have emptied the topic. Later records may be due before the
+                # planned bucket.
                 self._planned.pop(topic.id, None)
                 topic.follow(self._changed)
             return
-        # Never use the bucket that is opened now, because a damaged record may be due and remain.
+        # Never use a past bucket, because a damaged record may be due and not be removable. Such a
+        # bucket would be swept again immediately.
         bucket = max(due_ts, self._context.now.ts) // SWEEP_MS
-        # The topic is planned for this bucket or an earlier one, which plans it again when it is
-        # swept.
+        # If the topic is already planned for this bucket or an earlier one, the sweep of that
+        # bucket plans it again.
         if bucket >= self._planned.get(topic.id, bucket + 1):
             return
         self._planned[topic.id] = bucket
@@ -139,7 +141,7 @@ class Expiry(Service):
         # ``opens`` is -1 in a hurry: the current bucket counts as ended.
         now, opens = self._context.now.ts, -1 if self._is_requested else 0
         self._is_requested = False
-        # Open the buckets that have ended. In a hurry, also open the current one.
+        # Open the buckets that have ended. If space is needed, also open the current bucket.
         while self._order and self._order[0] + 1 + opens <= now // SWEEP_MS:
             bucket = heapq.heappop(self._order)
             for topic_id in self._buckets.pop(bucket):
@@ -151,7 +153,7 @@ class Expiry(Service):
             topic = self._engine.by_id.get(topic_id)
             if topic is not None:
                 self._context.remove_expired(topic)
-            else:  # its deletion may be undone
+            else:  # the topic's deletion is pending and may be undone
                 topic = next(
                     (it for it in self._commits.deleting_topics() if it.id == topic_id), None
                 )

@@ -1,4 +1,4 @@
-"""Feed reads: pages and heads for streams that catch up, with the same view as a feed's pages.
+"""Feed reads: pages and heads for streams that catch up, with the same view options as feeds.
 
     feed.read     one page from a cursor, for a stream that has not reached its feed
     topic.heads   head, floor and epoch of several topics
@@ -40,7 +40,7 @@ class FeedReads(Service):
         self._context = context
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(FEED_READ, self._read)
         router.serve(TOPIC_HEADS, self._heads)
 
@@ -52,7 +52,7 @@ class FeedReads(Service):
         head_seq = visible_head(topic, context.wal.synced_lsn, strong=strong)
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.chunks))
-        # A stream that catches up reads the next page soon.
+        # Prefetch, because a stream that catches up reads the next page soon.
         context.store.prefetch(topic, page.next_from_seq + 1)
 
     def _heads(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:
@@ -63,7 +63,7 @@ class FeedReads(Service):
 
 
 def topic_to_read(context: ShardContext, name: str) -> Topic:
-    """Return the topic of that name, and count it as read. Raises `TopicNotFound`."""
+    """Return the topic ``name``, and record that it was read. Raises `TopicNotFound`."""
     topic = context.find_topic(name)
     topic.touch(*context.commits.now())
     return topic
@@ -72,10 +72,11 @@ def topic_to_read(context: ShardContext, name: str) -> Topic:
 def visible_head(topic: Topic, synced: int, *, strong: bool) -> int:
     """Return the last seq that is visible to a reader.
 
-    It is the last committed seq, or with ``strong`` the last one that is also synced. ``synced``:
-    the LSN up to which the log is synced.
+    This is the last committed seq, or with ``strong`` the last committed seq that is also synced.
+    ``synced``: the LSN up to which the log is synced.
     """
-    # Only class `disk` commits records before their sync. Changes of the class itself are synced.
+    # Only the class `disk` commits records before they are synced. A change of a topic's class is
+    # committed when it is synced.
     if not strong or topic.committed.durability != "disk":
         return topic.head_seq
     index = topic.index.find_locator(synced)
@@ -83,7 +84,7 @@ def visible_head(topic: Topic, synced: int, *, strong: bool) -> int:
 
 
 def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff, bool]:
-    """Return the diff of a view, clamped as a client's request, and whether it is strong."""
+    """Return a view as a diff, clamped like a client's request, and whether the view is strong."""
     view = FeedView._make(fields)
     diff = Diff(
         limit=clamped_limit(view.limit, limits),
@@ -99,7 +100,7 @@ def diff_of(fields: Sequence[Any], limits: Limits, **cursor: Any) -> tuple[Diff,
 
 @lru_cache(256)
 def _node_set(nodes: tuple[str, ...]) -> frozenset[str]:
-    """Return a set that all feeds with the same nodes share."""
+    """Return the nodes as a set. All feeds with the same nodes share one set."""
     return frozenset(nodes)
 
 
@@ -109,7 +110,7 @@ def joined(pieces: list[Buffer]) -> Buffer:
 
 
 def page_fields(page: Page) -> tuple[int, int, int, int, int, dict[str, Any] | None]:
-    """Return the fields with which `FeedPageParams` and `FeedReadResult` begin."""
+    """Return the first fields of `FeedPageParams` and `FeedReadResult`, which are the same."""
     return (
         page.from_seq,
         page.next_from_seq,

@@ -1,21 +1,21 @@
 """Feeds: push the new records of topics to the front, page by page (decision 0010).
 
-A feed is a cursor in a topic. Each loop iteration makes pages of the records between the cursor and
-the head. Two pages may be in flight to the front. Records that are committed in the meantime stay
-in the topic, and make the next page longer.
+A feed is a cursor in a topic. Each loop iteration makes pages from the records between the cursor
+and the head. Two pages may be in flight to the front. Records that are committed in the meantime
+are sent later, in one longer page.
 
     feed.open --> FOLLOWING --feed.page--> ... --feed.taken--> ...
                      |--feed.close, feed.open of the same number, end of the session--> removed
                      '--topic deleted, or its records unreadable ("error")--> feed.ended
 
-Consecutive pages of a feed cover the topic without a hole. A page may have no records, either
-because all records in its range were filtered, deleted or lost, or because the scan was too long
-and continues after other feeds. A gap is never split: its tombstone ends at or before the page's
-``to_seq``, except that of a recreated topic.
+Consecutive pages of a feed cover the topic without a hole. A page may contain no records, because
+all records in its range were filtered, deleted or lost, or because the scan reached its limit and
+continues after other feeds were served. A gap is never split: its tombstone ends at or before the
+page's ``to_seq``. The tombstone of a recreated topic is an exception.
 
-A *strong* feed ends its pages, and its ``head_seq``, at the last record whose frame is synced. Any
-other feed ends them at the last committed record. For durability classes that do not wait for a
-sync, the two are the same.
+In a *strong* feed, pages and ``head_seq`` end at the last record whose frame is synced. In any
+other feed they end at the last committed record. The two differ only in the durability class
+`disk`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FeedTable:
         # Each feed is in both dicts. Empty inner dicts are removed, so that `has_feeds` is exact.
         self._by_session: dict[LinkSession, dict[int, Feed]] = {}
         self._by_topic: dict[int, dict[Feed, None]] = {}
-        # Whether a feed follows the topic with this id.
+        # Returns whether a feed follows the topic with the given id.
         self.has_feeds = self._by_topic.__contains__
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class FeedTable:
         return True
 
     def find(self, session: LinkSession, number: int) -> Feed | None:
-        """Return the open feed with that number, or None."""
+        """Return the open feed with the number, or None."""
         return self._by_session.get(session, {}).get(number)
 
     def of_topic(self, topic_id: int) -> tuple[Feed, ...]:
@@ -162,13 +162,13 @@ class Feeds(Service):
     # Hooks
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(FEED_OPEN, self._open)
         router.subscribe(FEED_TAKEN, self._taken)
         router.subscribe(FEED_CLOSE, self._close)
 
     def _topic_changed(self, change: Change) -> None:
-        """Mark the feeds of a topic with new records as due, or end those of a deleted topic."""
+        """Mark the topic's feeds as due if it has new records, or end them if it was deleted."""
         if isinstance(change, Append | Advance):
             self._changed[change.topic.id] = None
             self.is_due = True
@@ -206,8 +206,10 @@ class Feeds(Service):
         self.is_due = True
 
     def _progressed(self) -> None:
-        """The log has been written or synced: check strong feeds that wait for it, if any."""
-        # Clear the hook if no feed waits, so that writes of other topics do not call it.
+        """Check strong feeds in the next iteration, because the log has made progress.
+
+        Do nothing if no strong feed waits for a sync.
+        """
         if self._unsynced:
             self.is_due = True
         else:
@@ -219,7 +221,7 @@ class Feeds(Service):
             self._remove(feed)
 
     def on_rollback(self) -> None:
-        """End the feeds of topics whose creation was undone. No commit reports their deletion."""
+        """End the feeds of topics whose creation was undone, because no commit reports this."""
         for feed in self._table.of_deleted_topics():
             self._end(feed)
 
@@ -238,7 +240,7 @@ class Feeds(Service):
     def _send_pages(self, feed: Feed) -> tuple[int, bool]:
         """Send pages while the limit allows.
 
-        Return their cost, and whether the feed is done for now.
+        Return their cost, and whether the feed has no more pages to send in this iteration.
         """
         cost = 0
         # Stop at two pages, because the front buffers them. A slow front thus slows down its own
@@ -250,7 +252,7 @@ class Feeds(Service):
                     break
                 records = joined(page.chunks)
             except (Damaged, OSError) as error:
-                # Only the readers of this feed lose their live pages.
+                # End only this feed. Other readers are not affected.
                 self._fail(feed, error)
                 break
             cost += PAGE_COST + RECORD_COST * page.scanned + len(records)
@@ -258,7 +260,7 @@ class Feeds(Service):
             feed.in_flight += 1
             now = self._context.now
             feed.topic.touch(*now)  # a page counts as a read of the topic
-            # With the last permitted page in flight, the feed waits for the front's `feed.taken`.
+            # If this page is the last one permitted in flight, the feed waits for `feed.taken`.
             is_awaited = feed.in_flight == PAGES_IN_FLIGHT_MAX
             params = FeedPageParams(
                 *page_fields(page), feed.number, feed.topic.band(now.ms), is_awaited
@@ -320,13 +322,13 @@ class Feeds(Service):
             self._due.pop(feed, None)
             self._unsynced.pop(feed, None)
 
-    # Messages of the front
+    # Messages from the front
 
     def _open(self, request: InboundMessage[FeedOpenParams, FeedOpenResult]) -> None:
         params, session = request.params, request.session
         topic = topic_to_read(self._context, params.topic)
         view, strong = diff_of(params.view, self._context.limits)
-        # A new feed replaces an open one of the same number.
+        # A new feed replaces an open feed with the same number.
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
             # The front has lost track of the earlier feed, for example because its close was not
@@ -341,7 +343,7 @@ class Feeds(Service):
         # A strong feed starts below the head of the topic. Let it wait for the next sync.
         if head_seq < topic.head_seq:
             self._make_due(feed)
-        # The first record may be after the head that a strong feed shows.
+        # In a strong feed, the first record may be after the reported head.
         earliest_seq = min(topic.start_seq, head_seq + 1)
         request.reply(FeedOpenResult(head_seq, earliest_seq, topic.epoch))
 

@@ -3,10 +3,10 @@
     commit, expiry --> changed topics --tick, some topics per iteration--> sums --> published
     a thread, at intervals --> sizes of the files ----------------------------^
 
-Expensive measurements are not made on the path of a request. A tick recounts only the topics that
-have changed since the last one (`topics.engine.usage`). The values are published when the last of
-them is counted. So they are consistent as of a tick, and published within two ticks
-(``decisions/0031``).
+Expensive measurements are not made in the path of a request. A tick recounts only the topics that
+have changed since the last tick (`topics.engine.usage`). The values are published when the last of
+these topics is counted. So the values are consistent as of a tick, and are published within two
+ticks (``decisions/0031``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class Gauges(Service):
-    """Measures one shard. ``publish`` gets the values by the names of the metrics.
+    """Measures one shard. ``publish`` is called with the values by metric name.
 
     Nothing is counted before ``publish`` is set.
     """
@@ -48,7 +48,7 @@ class Gauges(Service):
         context.note_changed = self._usage.touch
         self._is_counting = False
         self._losses = self._commits.rollback_count
-        self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # until it is measured
+        self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # zeros until the first measure
 
     # Ticks
 

@@ -1,15 +1,16 @@
 """Group commit: batches the frames of one loop iteration into one write and one fsync.
 
-A decided `Change` enters here, and returns to the engine as a commit when it is durable.
+The services submit each `Change` here. When it is durable, it is committed to the engine.
 
     submit    add frames to the open group; submit_forward: several changes share a frame
     flush     pass the group to the log's writer, once per iteration
-    advance   commit and answer the changes that the log has reached, in order of their decisions;
-              if the log has failed, undo all pending changes, newest first, and refuse them
+    advance   commit and settle the changes that the log has written or synced, in the order in
+              which they were submitted; if the log has failed, undo all pending changes, newest
+              first, and refuse them
 
-A change with ``sync`` is committed when its frames are synced. Any other change with frames is
-committed when they are written. A change without frames is committed after the earlier changes of
-its topic, or immediately if none is pending.
+A change with ``sync`` is committed when its frames are synced. Any other change that has frames is
+committed when they are written. A change that has no frames is committed after the earlier changes
+of its topic, or immediately if no earlier change is pending.
 
 This module never blocks, and never raises for a log error: the error is passed to the ``settle``
 callback of each lost change.
@@ -45,10 +46,10 @@ from topics.storage.wal.log_file import NoSpace
 from topics.storage.wal.log_progress import LogProgress
 
 EXTERNAL = int(RecordFlags.EXTERNAL)
-NO_IO = LogProgress(0, 0, 0.0, 0.0)  # progress of a change that was committed without I/O
-NOWHERE = in_log(0)  # locator of a change without records
+NO_IO = LogProgress(0, 0, 0.0, 0.0)  # the result of a change that was committed without I/O
+NOWHERE = in_log(0)  # locator of a change that has no records
 SYNC_INITIAL_S = 0.01  # assumed duration of a sync before the first measurement
-AVERAGE_WINDOW = 32  # averaging window, in writes or syncs
+AVERAGE_WINDOW = 32  # length of the averaging window, in writes or syncs
 
 Settle = Callable[[LogProgress | OSError], None]
 
@@ -56,8 +57,8 @@ Settle = Callable[[LogProgress | OSError], None]
 class PendingChange(msgspec.Struct, frozen=True, eq=False):
     """A submitted change whose frames occupy the LSNs from ``start`` to ``end``.
 
-    ``settle`` is called with the progress that made the change durable, or with the error that lost
-    it.
+    ``settle`` is called with the log progress that made the change durable, or with the error
+    because of which the change was lost.
     """
 
     change: Change
@@ -75,7 +76,7 @@ class PendingChange(msgspec.Struct, frozen=True, eq=False):
 #        |                     '--the log has failed, or has no space-----> undone
 #        '--no frames, no earlier change of its topic-----> committed immediately
 class GroupCommit:
-    """The only path from a decision into the log. ``clock`` returns the time of a commit."""
+    """The only path of a change into the log. ``clock`` returns the time of a commit."""
 
     def __init__(
         self, engine: ShardEngine, wal: Wal, store: RecordStore, clock: Callable[[], Now]
@@ -138,15 +139,15 @@ class GroupCommit:
         )
 
     def deleting_topics(self) -> list[Topic]:
-        """Return topics whose deletion is decided but not committed. It may still be undone."""
+        """Return the topics whose deletion is pending. It may still be undone."""
         return [
             each.change.topic for each in self._pending() if isinstance(each.change, DeleteTopic)
         ]
 
     def position_of(self, topic: Topic) -> int:
-        """Return the LSN before which all changes of the topic are committed, and after it none."""
-        # Without pending changes, the state of the topic contains all frames that were ever
-        # appended.
+        """Return an LSN that divides the topic's changes: before it, all are committed; after it,
+        none are.
+        """
         if not topic.pending:
             return self.wal.next_lsn
         # Reservations and floors can be committed out of order with other changes, because
@@ -176,9 +177,9 @@ class GroupCommit:
         """
         frames = change.frames
         if len(frames) > 1:
-            # Begin a new log file if the current one cannot hold all frames. Otherwise a full disk
-            # could refuse only some of them, and a restart would replay the others although the
-            # change was undone.
+            # Begin a new log file if the current file cannot hold all frames. Otherwise a full disk
+            # could refuse only some of the frames, and a restart would replay the other frames
+            # although the change was undone.
             self.wal.keep_contiguous(sum(frame.length for frame in frames))
         # The LSNs are assigned here, before anything is written. A lost group is cut off, and its
         # LSNs are used again (`Wal.resume`).
@@ -199,7 +200,7 @@ class GroupCommit:
         forwarded: Forwarded,
         settle: Callable[[Forward | Advance, LogProgress | OSError], None],
     ) -> int:
-        """Add changes that share one frame to the open group, and return the LSN of that frame.
+        """Add changes that share one frame to the open group, and return the LSN of the frame.
 
         ``settle`` is called for each of the changes, as in `submit`.
         """
@@ -211,7 +212,7 @@ class GroupCommit:
         start = self.wal.append(frame)
         for other in others:
             self.wal.append(other)
-        # Each change has its own row in the shared frame, which its locator names.
+        # Each change has its own row in the shared frame, and its locator refers to this row.
         for index, change in enumerate(changes):
             locator = NOWHERE
             if isinstance(change, Forward):
@@ -241,7 +242,7 @@ class GroupCommit:
             self.is_unsent = True
             self._until_written.append(pending)
         else:
-            # Neither frames nor earlier changes of the topic are pending.
+            # The change has no frames, and no earlier change of the topic is pending.
             self._commit(pending, NO_IO, self.now())
 
     def _keep(self, change: Append, view: RecordsView | None) -> Locator:
@@ -258,10 +259,10 @@ class GroupCommit:
     def flush(self, *, immediate: bool = True) -> None:
         """Pass the group to the log.
 
-        Commit and answer the changes that the log completes immediately.
+        Commit and settle the changes that the log completes immediately.
 
-        ``immediate``: the log may write or sync in this call, because an iteration ends with it or
-        follows.
+        ``immediate``: the log may write or sync in this call, because an iteration ends with this
+        call or follows it.
         """
         # More than one pass only if a commit has submitted floor changes.
         while True:
@@ -290,7 +291,7 @@ class GroupCommit:
     # Progress of the log
 
     def advance(self) -> OSError | None:
-        """Commit and answer the changes that the log has reached.
+        """Commit and settle the changes that the log has written or synced.
 
         Return the error that stopped the log, if any.
         """
@@ -321,7 +322,7 @@ class GroupCommit:
     def _update_averages(self, progress: LogProgress) -> None:
         """Update the average durations of a write and of a sync.
 
-        They are separate, because most writes are not followed by a sync of their own.
+        The averages are separate, because most writes are not followed by their own sync.
         """
         if progress.write_ms:
             self._average_write_s += (
@@ -352,14 +353,14 @@ class GroupCommit:
             generation = self._generation(pending.locator) if has_tags else 0
             self.engine.commit(change, pending.locator, now, generation)
             if topic.floor_due and not topic.deleted:
-                # The floor must be logged now, because a replay cannot derive it on its own.
+                # Log the floor now, because a replay cannot derive it from other frames.
                 floor = self.engine.expire(topic, now)
                 if floor is not None:
                     self.submit(floor, None)
                     self._has_floors = True
         except Damaged as damage:
-            # The change itself is committed. The records that it should have removed are
-            # unreadable. They are removed together with the records around them.
+            # The change itself is committed, but the records that it should have removed are
+            # unreadable. They are removed later, together with the records around them.
             self.store.report(damage)
         if pending.settle is not None:
             pending.settle(progress)
@@ -372,9 +373,9 @@ class GroupCommit:
             self.store.drop_topic(topic)
 
     def _generation(self, locator: Locator) -> int:
-        """Return the base LSN of the log file with tagged records.
+        """Return the base LSN of the log file that contains a change with tagged records.
 
-        The tags are dropped from memory when that file is sealed.
+        The tags are dropped from memory when this file is sealed.
         """
         return 0 if is_in_memory(locator) else self.wal.base_of(locator)
 
@@ -403,7 +404,7 @@ class GroupCommit:
     ) -> LogProgress | OSError:
         """Submit one change, flush it and wait for its outcome."""
         if self.wal.failed is not None:
-            # If the log failed after the change was decided, it would never report the outcome.
+            # The log has failed since the change was made, and would never report an outcome.
             self.engine.undo(change)
             return self.wal.failed
         done = trio.Event()

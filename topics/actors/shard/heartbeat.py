@@ -2,14 +2,15 @@
 
 Twice a second the heartbeat publishes that the loop runs, the number of topics and the state of the
 disk. It also checks whether the data directory still belongs to the server, and whether topics have
-records ahead of the clock. Such a topic is logged once, and again only after it was not ahead.
+records ahead of the clock. Such a topic is logged once, and again only if its records were not
+ahead in the meantime.
 
 Every `CHECK_INTERVAL_MS`, at the end of an iteration of the loop, the heartbeat publishes how long
-a new message will wait. This is the sum of two waits. The first is for an iteration, while more
-messages wait than one iteration takes. The second is for the log, in excess of the two writes and
-syncs that a group waits for at most while the disk has its usual speed. Each front combines the
-delay with its own load (pressure, §11). While there is a delay, a timer repeats this, so that the
-delay is also reset if no message arrives.
+a new message will wait. This is the sum of two waits. The first is the wait for an iteration, if
+more messages are queued than one iteration handles. The second is the wait for the log, minus the
+time of two writes and syncs, which is the maximum that a group waits at the usual speed of the
+disk. The front combines the delay with its own load (pressure, §11). While there is a delay, a
+timer repeats the calculation, so that the delay is also reset if no message arrives.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from topics.actors.shard.service import Service
 from topics.process import logs
 
 CHECK_INTERVAL_MS: Final = 20
-NAMES_MAX: Final = 64  # topic names in one log line
+NAMES_MAX: Final = 64  # maximum number of topic names in one log line
 
 log = structlog.get_logger()
 
 
 class Heartbeat(Service):
-    """Maintains the board's fields of a shard.
+    """Maintains the fields of a shard on the board.
 
-    ``checked_ms``: time of the last check of the delay.
+    ``checked_ms``: time at which the delay was last calculated.
     """
 
     def __init__(self, context: ShardContext) -> None:

@@ -2,14 +2,14 @@
 
 A held topic is reserved for one long operation:
 
-    free --take--> held: requests are deferred --give_back--> free: deferred requests are handled
+    free --hold--> held: requests are deferred --release--> free: deferred requests are handled
 
-A streamed append holds its topic. A delete by match holds it until the topic has no pending change,
-for each of its slices. Reads of a held topic are served.
+A streamed append holds its topic. A delete by match holds its topic for each of its slices, until
+the topic has no pending change. Reads from a held topic are served.
 
 A change that frees space may use the log's reserve if all frames of its group free space (decision
-0015). If it shares a group with an append, the log refuses both. Its request is then handled once
-more, in a group without appends.
+0015). If it shares a group with an append, the log refuses both. The request for the change is then
+handled once more, in a group that contains no appends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HeldTopics:
         return True
 
     def defer_call_if_held(self, topic: str, call: Callable[[], object]) -> bool:
-        """Defer work of the shard itself; otherwise as `defer_if_held`."""
+        """Defer a call of the shard itself if ``topic`` is held. Return whether it was deferred."""
         waiting = self.waiting.get(topic)
         if waiting is None:
             return False
@@ -75,10 +75,10 @@ class HeldTopics:
 
 
 def handle_late(handler: Handler, request: Request) -> None:
-    """Handle a request that was deferred, as the router would have.
+    """Handle a deferred request in the same way as the message router.
 
-    A request that has timed out is dropped. So is a request of a disconnected front, because the
-    front's next process waits for its memory.
+    A request that has timed out is dropped. A request from a disconnected front is dropped, too,
+    because the front's next process waits for the memory of the request.
     """
     if not request.is_open or request.session.closed:
         request.release()
@@ -106,8 +106,8 @@ class Retries(Service):
     ) -> None:
         """Handle a request whose change the log has refused with ``error``.
 
-        Call ``handler`` once more with ``is_retry=True``, or answer with the error if that was
-        already done or does not help.
+        Call ``handler`` once more with ``is_retry=True``. Reply with the error if this was already
+        the retry, or if a retry cannot help.
         """
         if isinstance(error, NoSpace) and not is_retry:
             self._waiting.append((partial(handler, is_retry=True), request))
@@ -116,7 +116,7 @@ class Retries(Service):
             answer_error(request, unwritable(error))
 
     def on_due(self) -> None:
-        """Handle the requests. The log accepts changes again by now."""
+        """Handle the requests again. By now the log accepts changes again."""
         waiting, self._waiting = self._waiting, []
         for handler, request in waiting:
             handle_late(handler, request)

@@ -1,6 +1,6 @@
 """Inbox: queues the received messages of all links, with weighted scheduling (§0.10).
 
-    few queued     an iteration takes all of them, in order of arrival, without decoding any
+    few queued     an iteration takes all messages in order of arrival, without decoding them
     many queued    Client requests are queued by topic, and topics by priority band. All other
                    messages are queued in order of arrival. An iteration takes messages from the
                    bands by weight, and other messages with the weight of the top band, until
@@ -8,8 +8,8 @@
                    one short iteration at most.
 
 Requests for one topic keep their order, and a cancellation stays after its request. All other
-messages keep their order too, so a close of a feed stays after its open. The topics of a band are
-served round-robin, one message each. A topic's band is looked up for each of its messages.
+messages keep their order too, so a `feed.close` stays after its `feed.open`. The topics of a band
+are served round-robin, one message each. A topic's band is looked up for each of its messages.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.envelope import UNREADABLE, decode
 from topics.formats.wire.message import Message
 
-FIFO_MAX: Final = 64  # messages that are handled in order of arrival; they take about 2 ms
-WAITING_MAX: Final = 8192  # messages; while more are queued, iterations follow without a pause
-# Seconds of an iteration while many are queued. Work at its end, such as feed pages, is extra.
+FIFO_MAX: Final = 64  # up to this number, messages are handled in order of arrival, in about 2 ms
+WAITING_MAX: Final = 8192  # while more messages are queued, iterations follow without a pause
+# Seconds that an iteration handles messages while many are queued. This does not include the work
+# at the end of the iteration, such as feed pages.
 ITERATION_MAX_S: Final = 0.004
 FIRST_COST_S: Final = 25e-6  # assumed cost of a message before the first measurement
 COST_BYTES: Final = 4096  # this many bytes of an attachment count as much as one message
-COST_MAX: Final = 64  # upper bound for one message, so that a long one does not use up many rounds
+COST_MAX: Final = 64  # maximum cost of one message, so that it does not use up many rounds
 
 T = TypeVar("T")
 
@@ -57,9 +58,9 @@ Arrival: TypeAlias = tuple[LinkSession, Sequence[Message]]
 
 
 class QueuedMessage(NamedTuple):
-    """A queued message of ``topic``, or of no topic (None).
+    """A queued message. ``topic``: the topic by which it is queued, or None.
 
-    ``since``: start of the iteration that queued it.
+    ``since``: start of the iteration that queued the message.
     """
 
     session: LinkSession
@@ -69,16 +70,16 @@ class QueuedMessage(NamedTuple):
 
 
 class Inbox:
-    """The received messages that are not handled yet; ``count`` is their number.
+    """The received messages that are not handled yet. ``count`` is their number.
 
-    ``band_of`` returns the priority band of a topic by its name. ``clock`` returns seconds.
+    ``band_of`` returns the priority band of the topic with a name. ``clock`` returns seconds.
     """
 
     def __init__(self, band_of: Callable[[str], int], clock: Callable[[], float]) -> None:
         self._arrived: deque[Arrival] = deque()
         self._band_of, self._clock = band_of, clock
         self._queues: WeightedQueues[deque[QueuedMessage]] = WeightedQueues((*WEIGHTS, WEIGHTS[-1]))
-        # By topic. None: messages without a topic.
+        # Queued messages by topic. None: messages that are not queued by topic.
         self._lines: dict[str | None, deque[QueuedMessage]] = {}
         # Topics of queued requests, by session and id, so that a cancellation joins the queue of
         # its request.
@@ -93,7 +94,7 @@ class Inbox:
 
     @property
     def wait_s(self) -> float:
-        """Return for how many seconds the queued messages occupy the shard; 0 if few are queued."""
+        """The seconds for which the queued messages will occupy the shard; 0 if few are queued."""
         return self.count * self._cost_s if self.count > FIFO_MAX else 0.0
 
     def put(self, session: LinkSession, messages: list[Message]) -> None:
@@ -111,8 +112,8 @@ class Inbox:
 
     def _weighed(self) -> Iterator[Arrival]:
         now = self._clock()
-        # The last iteration left messages, so all time since its start counts as the cost of its
-        # messages.
+        # The last iteration left messages in the queue, so the shard was busy since its start. All
+        # of this time counts as the cost of its messages.
         if self._taken:
             self._cost_s += ((now - self._last_iteration) / self._taken - self._cost_s) / 8
         self._last_iteration, self._taken = now, 0
@@ -173,7 +174,7 @@ class Inbox:
 def first_param(message: Message, kind: type[T]) -> T | None:
     """Return the first param of a request or an event if it has the type ``kind``.
 
-    Return None for any other param, for a reply, and for bytes that are not an envelope.
+    Return None if the first param has another type, and for a reply or an invalid envelope.
     """
     try:
         envelope = decode(message.payload)

@@ -1,14 +1,14 @@
 """Long polls: diffs that wait until there are records to return (§3).
 
-    WAITING --commit to the topic--> DUE --next iteration reads--> answered, or WAITING again
+    WAITING --commit to the topic--> DUE --next iteration reads--> replied, or WAITING again
     DUE     --more to scan--> DUE in the next iteration
-    any     --wait_ms is over, the topic is deleted, its records are unreadable--> answered
+    any     --wait_ms is over, the topic is deleted, its records are unreadable--> replied
             --cancelled, its front has disconnected--> dropped
 
 Regardless of its wait_ms, a diff scans all records that existed when it arrived, for `SCAN_MAX_S`
-at most. A poll has no task: each iteration makes one read for each due poll, for
-`POLLS_PER_ITERATION` polls at most. Polls that a commit makes due are read one iteration later, so
-that the reply to the append is sent first.
+at most. A poll has no task. Each iteration performs one read for each due poll, for at most
+`POLLS_PER_ITERATION` polls. Polls that become due by a commit are read one iteration later, so that
+the reply to the append is sent first.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from topics.storage.disk import Damaged
 
 DiffCall: TypeAlias = InboundMessage[TopicParams, DiffResult]
 
-SCAN_MAX_S = 20.0  # seconds; the diff must be answered before the router times it out
+SCAN_MAX_S = 20.0  # the reply must be sent before the router times the request out
 POLLS_PER_ITERATION = 64
 
 
 class LongPoll:
     """One waiting diff.
 
-    ``page`` is the last one that was read; ``scanned`` counts the records of all pages.
+    ``page``: the page that was read last. ``scanned``: the number of records scanned for all pages.
     """
 
     __slots__ = ("began", "deadline", "diff", "head_seq", "page", "request", "scanned", "topic")
@@ -66,7 +66,7 @@ class LongPoll:
 
     @property
     def key(self) -> tuple[LinkSession, int]:
-        """The session and the call id, by which a cancellation names the request."""
+        """The session and the call id, by which a cancellation identifies the request."""
         return self.request.session, self.request.cid
 
 
@@ -81,30 +81,30 @@ class LongPolls(Service):
         self._next: dict[LongPoll, None] = {}  # due in the iteration after this one
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.subscribe(CALL_CANCELLED, self._cancelled)
 
     def add(self, request: DiffCall, topic: Topic, diff: Diff, page: Page) -> None:
-        """Answer ``request`` later. ``page`` is the current result of its diff."""
+        """Add a poll for ``request``. ``page`` is the current result of its diff."""
         poll = LongPoll(request, topic, diff, page)
         self._polls[poll.key] = poll
         self._set_deadline(poll, poll.began + SCAN_MAX_S)
         self._answer_or_wait(poll)
 
     def _changed(self, change: Change) -> None:
-        """Make the polls of a topic due that has new records or was deleted."""
+        """Make the polls of the topic due if it has new records or was deleted."""
         if isinstance(change, Append | Advance | DeleteTopic):
             self._next.update(self._waiting.pop(change.topic.id, {}))
             change.topic.unfollow(self._changed)
             self._request_iteration()
 
     def _request_iteration(self) -> None:
-        """Request an iteration. A commit may follow `on_due`, or occur outside of an iteration."""
+        """Request an iteration. A commit may follow `on_due`, or occur outside an iteration."""
         self.is_due = True
         self._context.deadlines.wake()
 
     def on_due(self) -> None:
-        """Read again for the polls that are due."""
+        """Read the topics of due polls again."""
         for poll in tuple(islice(self._due, POLLS_PER_ITERATION)):
             del self._due[poll]
             self._read_on(poll)
@@ -114,7 +114,7 @@ class LongPolls(Service):
         self.is_due = bool(self._due)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Drop the polls of the session, because their clients are disconnected."""
+        """Drop the polls of the session, because its front is disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)
@@ -129,7 +129,7 @@ class LongPolls(Service):
         try:
             if not topic.deleted:
                 self._context.remove_expired(topic)
-            # A cursor above the head stays where it is, because the client did not request lower
+            # Do not move a cursor that is above the head, because the client did not request lower
             # seqs.
             start = max(poll.diff.from_seq, poll.page.next_from_seq)
             page = read(topic, poll.diff, self._context.store, start)
@@ -147,12 +147,12 @@ class LongPolls(Service):
         self._answer_or_wait(poll)
 
     def _answer_or_wait(self, poll: LongPoll) -> None:
-        """Answer the poll, or queue it for the event that it waits for."""
+        """Reply to the poll, or queue it for the event that it waits for."""
         page = poll.page
         if page.completes_poll or poll.topic.deleted:
             self._answer(poll)
             return
-        # All records that existed at its arrival are scanned.
+        # All records that existed when the diff arrived are scanned. From now on wait_ms applies.
         if page.next_from_seq >= poll.head_seq:
             until = poll.began + poll.diff.wait_ms / 1000
             if until <= trio.current_time():
@@ -200,7 +200,7 @@ class LongPolls(Service):
 
 
 def reply_page(request: DiffCall, topic: Topic, page: Page) -> None:
-    """Answer a diff with ``page``."""
+    """Reply to a diff with ``page``."""
     end = answers.difference_end(
         next_from_seq=page.next_from_seq,
         head_seq=page.head_seq,

@@ -1,14 +1,14 @@
-"""Shard loop: receives messages, decides changes, passes frames to the log and sends replies.
+"""Shard loop: receives messages, makes changes, passes frames to the log and sends replies.
 
-    links --messages--> inbox --batch--> router --> services decide: frames, later replies
+    links --messages--> inbox --batch--> router --> services: changes with frames, later replies
     log --progress--> group commit --> services: on_commit, replies
     deadline queue --time--> calls
                                        each ends an iteration: frames to the log, messages to links
 
-The loop runs in one thread, one iteration at a time; names in the code call an iteration a turn. An
-iteration runs in the task that received the input, so no message waits for the scheduler to switch
-to another task. There is never an `await` between a decision and its frames, so the log contains
-decisions in the order in which they were made.
+The loop runs in one thread, one iteration at a time. An iteration runs in the task that received
+the input, so no message waits for the scheduler to switch to another task. There is never an
+`await` between the decision to make a change and the queueing of its frames, so the log contains
+changes in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from topics.formats.wire.calls import ACK, APPEND, CLAIM, DIFF, FEED_TAKEN, WORK
 from topics.formats.wire.message import Message
 from topics.storage.recovery.shard_recovery import RecoveredShard
 
-# Subjects whose handlers do not depend on acks that arrived earlier in the same iteration. Such
-# acks stay gathered, and are decided together at the end of the iteration. Claims are served there
-# too.
+# Subjects whose handlers do not depend on acks that arrived earlier in the same iteration. These
+# messages do not end a batch of acks, which is processed at the end of the iteration. Claims are
+# served there, too.
 ACK_INDEPENDENT = frozenset(
     each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN)
 )
 # A long poll takes up to 30 s (§3), and the router's own limit must not end it earlier. A change
-# that waits longer than this for its topic is not made. A change that is already decided is
-# answered when the log reports its outcome, even after this limit.
+# that waits longer than this for its topic is not made. If a change was already made, the reply is
+# sent when the log reports its outcome, even after this limit.
 RPC_TIMEOUT_MS = 45_000
 
 
@@ -82,7 +82,7 @@ class ShardLoop:
         context.peers.add(index, loopback.session)
 
     async def run(self, links: Sequence[Link], stop: trio.Event) -> None:
-        """Serve until ``stop`` is set. Then finish changes that wait for the log, and return."""
+        """Serve until ``stop`` is set. Then wait until all pending changes are settled."""
         self._links = links
         async with trio.open_nursery() as nursery:
             self.context.nursery = nursery
@@ -115,7 +115,7 @@ class ShardLoop:
         def arrived(messages: list[Message]) -> None:
             assert session is not None, "messages come between open and close"
             inbox = self.inbox
-            # While nothing else is queued, a few messages are handled directly, without the inbox.
+            # If the inbox is empty, handle a few messages directly.
             if not inbox.count and len(messages) <= FIFO_MAX:
                 self.run_iteration(((session, messages),))
                 return
@@ -141,7 +141,7 @@ class ShardLoop:
         return session
 
     async def follow_log(self) -> None:
-        """Commit and answer the changes that the log has written or synced, at each report."""
+        """Commit and settle changes whenever the log reports a write, a sync or a failure."""
         await EventLoop.of_this_run().serve(self.context.wal.progress_fd, self._on_log)
 
     def _on_log(self, _events: int) -> None:
@@ -172,7 +172,7 @@ class ShardLoop:
     def handle(self, session: LinkSession, message: Message) -> None:
         """Handle one message of an iteration.
 
-        Gathered acks are decided first, unless the message does not depend on them
+        Batched acks are processed first, unless the message does not depend on them
         (`ACK_INDEPENDENT`).
         """
         job_calls = self.services.job_calls
@@ -184,7 +184,7 @@ class ShardLoop:
     def end_iteration(self) -> None:
         """Pass the frames to the log and the messages to the links.
 
-        Another iteration is scheduled if the inbox, the log or a service has more work.
+        Schedule another iteration if the inbox, the log or a service has more work.
         """
         # The order: acks first, because they share one frame. Then commit what the log can write
         # immediately, so that the services see these commits. Then the services, and at last the

@@ -1,13 +1,13 @@
-"""Metrics of topics and routers: one row for each, for the metrics page (§8.3).
+"""Metrics of topics and routers: one row for each topic and router of the metrics page (§8.3).
 
-    names, some thousand at a time -> the first ones in order -> their rows, some at a time
+    names, in steps of some thousands -> the first names in order -> their rows, in small steps
 
 The page is requested often, and a shard may contain very many topics. So the work runs concurrently
-with the loop, in steps of about a millisecond. A step shows its topics in their current state:
-without expired records, and with the current leases. It does not count as a read of a topic, and
-never waits.
+with the loop, in steps of about a millisecond. A step returns the current state of its topics,
+excluding expired records and expired leases. It does not count as a read from the topics, and never
+waits.
 
-Only the reply is encoded in one step: 1,000 rows take about a millisecond.
+Only the encoding of the reply is a single step: 1,000 rows take about a millisecond.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MetricsReads(Service):
         self._measure = measure
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(METRICS_READ, self._read)
 
     def _read(self, request: ReadCall) -> None:
@@ -87,7 +87,7 @@ class MetricsReads(Service):
         def router_rows(names: Iterable[str]) -> list[RouterMetrics]:
             return self._router_rows(routers[name] for name in names)
 
-        # Select the names first, so that rows are only made for visible topics and routers.
+        # Select the names first, so that rows are created only for visible topics and routers.
         names, topics_cut = await _first(self._engine.topics, is_topic, topics_max)
         topics = await self._rows(names, TOPICS_PER_STEP, self._topic_rows)
         names, routers_cut = await _first(routers, is_router, routers_max)
@@ -105,7 +105,7 @@ class MetricsReads(Service):
         return rows
 
     def _in_iteration(self, call: Callable[[*Args], Result], *args: *Args) -> Result:
-        """Run ``call`` in an iteration of its own, which also logs floors that it discovers."""
+        """Run ``call`` in a new iteration, so that removals of expired records are logged."""
         with self._context.iteration():
             return call(*args)
 
@@ -147,7 +147,7 @@ async def _first(
     all_names, found = list(names), list[str]()
     for start in range(0, len(all_names), NAMES_PER_STEP):
         step = all_names[start : start + NAMES_PER_STEP]
-        # When enough names are found, most others need only one comparison.
+        # When enough names are found, a single comparison rules out most of the other names.
         if len(found) > count:
             last = found[-1]
             step = [name for name in step if name < last]

@@ -3,9 +3,9 @@
     enter --> in flight --> leave
     hold: new moves wait; notifies when none is in flight --> release: waiting moves begin
 
-A backup cuts the logs of all shards while no move is in flight in any shard. So it contains no copy
-without the end of its source, and each record that was moved exactly once (``decisions/0067``).
-Writes of clients continue.
+A backup cuts the logs of all shards while no move is in flight in any shard. So the backup contains
+a moved record exactly once, in the source or in the target (``decisions/0067``). Writes from
+clients continue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Moves:
         self._then: Callable[[], object] | None = None
 
     def defer_if_held(self, begin: Callable[[], object]) -> bool:
-        """Return whether no move may begin. If so, ``begin`` is called later, in an iteration."""
+        """Return whether moves are held. If they are, call ``begin`` later, in an iteration."""
         if self.is_held:
             self._waiting[begin] = None
         return self.is_held
@@ -37,7 +37,7 @@ class Moves:
     async def wait_free(self) -> None:
         """Wait until a move may begin.
 
-        The caller must `enter` before it waits for anything else.
+        The caller must call `enter` before it waits for anything else.
         """
         while self.is_held:
             freed = trio.Event()
@@ -49,20 +49,20 @@ class Moves:
         self._in_flight += 1
 
     def leave(self) -> None:
-        """Count a move that has ended: all its changes are submitted to the log."""
+        """Count a move as ended. All its changes must have been submitted to the log."""
         self._in_flight -= 1
         self._notify_if_idle()
 
     def hold(self, then: Callable[[], object]) -> None:
         """Stop new moves until `release`.
 
-        ``then`` is called in an iteration when none is in flight.
+        ``then`` is called in an iteration when no move is in flight.
         """
         self.is_held, self._then = True, then
         self._notify_if_idle()
 
     def release(self) -> None:
-        """Allow moves, and begin the waiting ones."""
+        """Allow moves, and begin the waiting moves."""
         self.is_held, self._then = False, None
         waiting, self._waiting = self._waiting, {}
         for begin in waiting:

@@ -1,14 +1,14 @@
 """Peers: calls from a shard to any shard of its server, including itself.
 
-    ask --> link session with the peer --ring--> its inbox --> its services, as for a front
-        `-> loopback, of this shard -----------> own inbox --> own services
-            reply --> own inbox --> then(reply)
-            no session, or its end before the reply --> then(NotReady)
+    call --> link session with the peer --ring--> its inbox --> its services, as for a front
+         `-> loopback, to this shard -----------> own inbox --> own services
+             reply --> own inbox --> then(reply)
+             no session, or its end before the reply --> then(NotReady)
 
-The calls are those of the calls table. `then` is called once, in an iteration of the caller's loop
-and never from inside of `call`, so its changes are logged with that iteration. It must not raise.
-When the shard stops, pending calls are dropped, as after a kill. A caller must be able to resume
-from its log.
+The calls are defined in ``formats/wire/calls.py``. `then` is called once, in an iteration of the
+caller's loop and never from inside `call`, so its changes are logged with that iteration. It must
+not raise. When the shard stops, pending calls are dropped, as after a kill. The caller must be able
+to resume its work from the log.
 
 This module does not bound the number of pending calls: messages that do not fit in a ring wait in
 memory. The caller bounds its calls and their bytes, and pauses before it repeats a failed call.
@@ -41,13 +41,13 @@ class Peers(Service):
     """The shards of the server that this shard can call now, by their numbers."""
 
     def __init__(self, shards: int, wake: Callable[[], None]) -> None:
-        """Create without peers. ``wake`` requests another iteration of the loop."""
+        """Create an object that has no peers yet. ``wake`` requests another loop iteration."""
         self.shards, self._wake = shards, wake
         self._sessions: dict[int, LinkSession] = {}
         self.open: set[LinkSession] = set()  # sessions with other shards and with this one
         self._failed: list[tuple[Failed, TopicsError]] = []  # reported in the next iteration
-        # Called when a shard becomes available, this one too, and again for each new session. Calls
-        # that these functions make are sent before all later calls.
+        # Called when a session with a shard opens, including the session with this shard. Calls
+        # that these functions make are sent before all later calls in the session.
         self.on_open: list[Callable[[int], None]] = []
 
     def shard_of(self, topic: str) -> int:
@@ -82,8 +82,8 @@ class Peers(Service):
         """Call ``shard``. ``then`` gets its reply or the failure, in a later iteration.
 
         The failure is `NotReady` if the shard is unavailable or stops before it replies. In the
-        latter case it may have executed the call. Use this only within an iteration, which sends
-        the request at its end.
+        latter case it may have executed the call. Use this only within an iteration, because the
+        request is sent at the end of the iteration.
         """
 
         def answered(answer: Reply[R] | Exception) -> None:
@@ -140,9 +140,9 @@ class PeerCall(Generic[R]):
 
     @property
     def result(self) -> R:
-        """The shard's result. Raises `TopicsError`.
+        """The shard's result. Raises `TopicsError` if the call has failed.
 
-        Raises `NotReady` also if the shard has not replied. Then it may still execute the call.
+        Raises `NotReady` if the shard has not replied yet. It may still execute the call.
         """
         if isinstance(self._answer, TopicsError):
             raise self._answer
@@ -152,9 +152,9 @@ class PeerCall(Generic[R]):
 class Loopback:
     """Transport of a shard's session with itself: sent messages arrive in the shard's own inbox.
 
-    The one session is both ends: it makes each call, and each request arrives on it. A message is
-    handled in an iteration after the one in which it is sent. The session lasts as long as the
-    process.
+    A single session is used for both ends: it makes the calls, and the requests arrive on it. A
+    message is handled in a later iteration than the one in which it is sent. The session lasts as
+    long as the process.
     """
 
     session: LinkSession  # set before the first message

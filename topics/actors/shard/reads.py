@@ -1,6 +1,6 @@
-"""Reads: pages of a topic, immediately, as a long poll, or ahead of their request (§3).
+"""Reads: pages of a topic, immediately, as a long poll, or before they are requested (§3).
 
-diff         a page worth returning                     answered immediately
+diff         the page completes the request             replied immediately
              no records and a wait_ms, or more to scan  becomes a long poll
 diff.ahead   pages that are not requested yet, for a reader that reads page by page
 """
@@ -22,17 +22,17 @@ from topics.formats.api import answers
 from topics.formats.api.diff_body import Diff, decode_diff
 from topics.formats.wire.calls import DIFF, DIFF_AHEAD, DiffAheadParams, DiffAheadResult
 
-READ_AHEAD_MAX_BYTES = 1 << 20  # bytes of pages that one call reads ahead
+READ_AHEAD_MAX_BYTES = 1 << 20  # maximum total size of the pages that one call reads ahead
 
 
 class Reads(Service):
-    """Answers diffs. ``heads``: the shared memory of topics that are read ahead."""
+    """Handles the diff requests. ``heads``: the head slots of topics that are read ahead."""
 
     def __init__(self, context: ShardContext, polls: LongPolls, heads: HeadSlotWriter) -> None:
         self._context, self._polls, self._heads = context, polls, heads
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(DIFF, self._diff)
         router.serve(DIFF_AHEAD, self._diff_ahead)
 
@@ -54,10 +54,9 @@ class Reads(Service):
         return topic, asked, read(topic, asked, context.store)
 
     def _diff_ahead(self, request: InboundMessage[DiffAheadParams, DiffAheadResult]) -> None:
-        """Reply with pages that are not requested yet, without their trailers.
+        """Reply with pages that are not requested yet, excluding the end of each response body.
 
-        It includes only pages that remain valid until they are requested
-        (`depends_only_on_version`).
+        The reply contains only pages that an append does not change (`depends_only_on_version`).
         """
         topic, asked, page = self._first_page(request, request.params.topic)
         bodies: list[bytes] = []

@@ -1,12 +1,12 @@
-"""Record store: finds records by the locators that the topics' indexes hold.
+"""Record store: finds records by the locators in the indexes of the topics.
 
     locator   records                          delete flags
     LOG       a frame of the log               the engine's, in memory
     EXTENT    an extent of a segment           the segment's
     MEMORY    stored here, until released      the engine's, in memory
 
-This class is the engine's `Store`. Damage that a reader meets is logged once for each disk
-location.
+The record store implements the engine's `Store`. Damaged data found by a reader is logged once for
+each disk location.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from topics.storage.segments.prefetch import Prefetch
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.log import Wal
 
-RELEASE_STEP: Final = 4096  # locators; freeing them takes less than a millisecond
+RELEASE_STEP: Final = 4096  # locators freed in one step, in less than a millisecond
 log = structlog.get_logger()
 
 
@@ -55,7 +55,7 @@ class RecordStore:
         self._flags, self._wal, self._segments = engine.delete_flags, wal, segments
         engine.store = self
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
-        # Bytes of records that were deleted in segments, since the start of the process.
+        # Bytes of the records that were deleted in segments since the process started.
         self.flagged_bytes = 0
         self.on_release: Callable[[int], None] = lambda _: None  # called with each released extent
         # Called with the blobs of a deleted topic.
@@ -101,10 +101,10 @@ class RecordStore:
             self._flags.flag(locator, count, runs)
 
     def release(self, locators: Sequence[int]) -> None:
-        """Free the records at these locators, which the index no longer names."""
+        """Free the records at these locators, which are no longer in any index."""
         self._flags.drop(locators)
         if max(locators, default=0) < FIRST_EXTENT:
-            return  # records of the log need no other work, so this is cheap for any number of them
+            return  # records in the log need no other work, so releasing any number is cheap
         for locator in locators:
             if is_in_memory(locator):
                 self._in_memory.pop(locator, None)
@@ -114,7 +114,7 @@ class RecordStore:
     def release_later(self, locators: Sequence[int]) -> None:
         """Free records that are not in segments.
 
-        If they are many, `release_next` frees them.
+        If there are more than `RELEASE_STEP`, `release_next` frees them later.
         """
         if len(locators) <= RELEASE_STEP:
             self.release(locators)
@@ -163,12 +163,12 @@ class RecordStore:
             self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
 
     def forget_asked(self) -> None:
-        """Discard the notes on prefetched pages, because the kernel may have evicted them."""
+        """Discard which pages were prefetched, because the kernel may have evicted them."""
         self._wal.reset_checked()
         self._segments.maps.reset_checked()
 
     def report(self, damage: Damaged) -> None:
-        """Log damage, once for each disk location, because every later reader meets it again."""
+        """Log damage, but only once for each disk location, because many readers may find it."""
         if (damage.path, damage.offset) not in self._reported:
             self._reported.add((damage.path, damage.offset))
             log.error(

@@ -1,16 +1,17 @@
-"""Service: the single way in which a part of a shard attaches to its loop.
+"""Service: the interface by which the parts of a shard are attached to its loop.
 
     register            route calls and events to the service
     on_config           a change that creates, configures or deletes a topic is committed
     on_due              an iteration ends and the service has set `is_due`; its frames and messages
                         are sent with the iteration
-    on_loss             the log has lost changes, and they are undone
+    on_rollback         the log has lost changes, and they are undone
     on_session_closed   the session with a front has closed
     run                 a task that runs concurrently with the loop, for work that waits for files
 
 Hooks run inside an iteration and never block. A service defines only the hooks that it needs, and
-the loop calls only these. A service that needs the commits of some topics follows these topics
-(`Topic.follow`), because most topics have no readers, no routers and no waiting clients.
+the loop calls only the defined hooks. A service that must be notified of commits to some topics
+follows these topics (`Topic.follow`), because most topics have no readers, no routers and no
+waiting clients.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Service:
         """Handle the creation, configuration or deletion of a topic."""
 
     def on_due(self) -> None:
-        """Do the due work. The loop has already set ``is_due`` to False."""
+        """Perform the due work. The loop has already set ``is_due`` to False."""
 
     def on_rollback(self) -> None:
         """Handle undone changes: their leases are free again, and their new topics do not exist."""

@@ -57,7 +57,8 @@ class ShardServices:
         self.appends = Appends(context, self.streamed_appends, SpaceWaits(context, self.sealing))
         self.topics = TopicCalls(context)
         self.deletes = Deletes(context, retries)
-        # These two call each other: for exhausted jobs, and for jobs that are claimable again.
+        # The job dispatch notifies the dead letters of exhausted jobs, and the dead letters notify
+        # the job dispatch of jobs that are claimable again.
         self.job_dispatch = dispatch = JobDispatch(
             context, lambda topic: self.dead_letters.wake(topic)
         )

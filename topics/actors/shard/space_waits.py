@@ -1,9 +1,9 @@
 """Space waits: appends that wait until the space that a backup kept is free.
 
     no space for the log, while a backup keeps files
-        -> the pin breaks; lost appends and new ones wait
+        -> the pin breaks; lost appends and new appends wait
         -> the files are deleted (`Sealing.break_pin_and_wait`), the log gets its next file
-        -> the appends are decided in the order in which they began to wait
+        -> the appends are handled in the order in which they began to wait
 
 An append waits at most once. If the disk is still full afterwards, or no backup keeps files, the
 append is refused immediately.
@@ -18,7 +18,7 @@ from topics.actors.shard.sealing.sealing import Sealing
 
 
 class SpaceWaits:
-    """The waiting appends of a shard. ``is_active``: some append waits, so later ones must, too."""
+    """The waiting appends of a shard. ``is_active``: appends wait, so later appends must, too."""
 
     def __init__(self, context: ShardContext, sealing: Sealing) -> None:
         self._context, self._sealing = context, sealing
@@ -31,7 +31,7 @@ class SpaceWaits:
         return self._sealing.keeps_files
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Call ``call`` in an iteration when the files are deleted, even if that failed."""
+        """Call ``call`` in an iteration after the files were deleted or their deletion failed."""
         self._calls.append(call)
         if not self.is_active:
             self.is_active = True

@@ -1,10 +1,10 @@
 """Streamed appends: bodies of many megabytes, handled in chunks so that other requests are served.
 
     hold the topic -> decode -> topic ready -> render and write a blob, chunk by chunk
-        -> decided change to the log -> reply -> release the topic
+        -> write the change to the log -> reply -> release the topic
 
 A streamed append holds its topic: other changes of that topic wait, and reads continue. Its records
-are durable in a blob before the log gets the small frame that names the blob. Seqs are assigned
+are durable in a blob before the log gets the small frame that refers to the blob. Seqs are assigned
 only after the complete body is validated.
 """
 
@@ -37,8 +37,8 @@ from topics.storage.disk import FULL
 from topics.storage.wal.log_file import NoSpace
 from topics.storage.wal.log_progress import LogProgress
 
-STREAMED_MIN_BYTES = 4 << 20  # a shorter body takes a few milliseconds
-RUN_BYTES = 512 << 10  # bytes of a body that are processed before other tasks get to run
+STREAMED_MIN_BYTES = 4 << 20  # a shorter body is handled in a few milliseconds
+RUN_BYTES = 512 << 10  # bytes of a body that are processed before other tasks may run
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Done:
 FreeSpace = Callable[[], Awaitable[bool]]
 """Releases the files that a backup keeps on a full disk.
 
-Returns whether it released any: `Sealing.free_space`.
+Returns whether any files were released. This is `Sealing.break_pin_and_wait`.
 """
 
 Outcome = Done | DedupeEntry | OSError
-"""The committed append, the earlier append with its key, or the error of the log."""
+"""The committed append, an earlier append with the same key, or the log's error."""
 
 
 class StreamedAppends(Service):
@@ -68,14 +68,14 @@ class StreamedAppends(Service):
         self._engine, self._limits = context.engine, context.limits
 
     def begin(self, request: AppendCall) -> None:
-        """Hold the topic and answer the request later.
+        """Hold the topic, and start a task that handles the request.
 
         The topic must not be held by another change.
         """
         # The hold keeps other changes of the topic out until the reply. Seqs are assigned from
         # the head at the decision, so a change in between would use the same seqs.
         self._context.held.hold(request.params.topic)
-        request.disable_timeout()  # no timeout: it ends when its complete body is written
+        request.disable_timeout()  # writing a long body may take longer than the timeout
         self._context.start(self._handle, request)
 
     async def _handle(self, request: AppendCall) -> None:
@@ -134,7 +134,7 @@ class StreamedAppends(Service):
             self._engine.table.release_reserved_bytes(topic)
 
     async def _frees(self, error: OSError) -> bool:
-        """Return whether the disk was full, and breaking a backup's pin has freed space."""
+        """Return whether ``error`` is a full disk and breaking a backup's pin has freed space."""
         return error.errno in FULL and await self._free_space()
 
     async def _decode(self, body: Buffer) -> AppendBody:
@@ -185,7 +185,8 @@ class StreamedAppends(Service):
         now = self._context.now
         ends = rendering.ends(topic.next_seq, max(now.ts, topic.last_ts))
         await trio.lowlevel.checkpoint()
-        # The tables precede the rendered records, whose ends are known before they are rendered.
+        # The tables are written before the records. This is possible because the ends of the
+        # records are known before they are rendered.
         head: list[Buffer] = [rendering.ext, ends.tobytes(), *rendering.tables]
         body_len = sum(map(len, head)) + ends[-1]
         # From here on the seqs belong to this write. Each error below must undo the change.
@@ -207,14 +208,16 @@ class StreamedAppends(Service):
         # With `NoSpace` the log continues, and the change was undone. After other errors the log
         # is broken, and the next start decides about the blob.
         if isinstance(result, NoSpace) and resident is None:
-            # Its frame was not written. Remove the blob to free its space.
+            # The frame of the change was not written. Remove the blob to free its space.
             self._context.wal.blobs.remove(topic.id, change.first_seq)
         return result if isinstance(result, OSError) else Done(change, result, created)
 
     def _sink(
         self, change: Append, rendering: Rendering, body_len: int
     ) -> tuple[Sink, RecordsView | None]:
-        """Return a blob; or a memory buffer, and the view of the records that it will hold."""
+        """Return the blob to write to. For class `ephemeral`, return a memory buffer, and the view
+        of the records that it will contain.
+        """
         topic = change.topic
         if topic.config.durability != "ephemeral":
             return self._context.wal.blobs.begin(topic.id, change.first_seq, body_len), None
@@ -249,11 +252,11 @@ class Sink(Protocol):
         """Make the complete body durable."""
 
     def abandon(self) -> None:
-        """Discard everything that was written."""
+        """Discard all written data."""
 
 
 class MemorySink:
-    """Keeps the body in memory, for the durability class that stores its records there."""
+    """Keeps the body in memory, for the durability class `ephemeral`."""
 
     def __init__(self, body_len: int) -> None:
         self.body = memoryview(bytearray(body_len))
@@ -282,7 +285,7 @@ def _answer(batch: AppendBatch, outcome: Outcome) -> None:
 
 
 def _runs(rendering: Rendering, ends: list[int], change: Append) -> Iterator[list[bytes]]:
-    """Yield the rendered records in runs of at most `RUN_BYTES`, or of one larger record."""
+    """Yield the rendered records in runs of at most `RUN_BYTES`. A larger record is its own run."""
     start = 0
     while start < len(ends):
         begin = ends[start - 1] if start else 0

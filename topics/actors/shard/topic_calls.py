@@ -42,7 +42,7 @@ class TopicCalls(Service):
         self._leases = LeaseLogging(context)
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(TOPIC_PUT, self._put)
         router.serve(TOPIC_GET, self._get)
         router.serve(TOPIC_LIST, self._list)
@@ -55,7 +55,7 @@ class TopicCalls(Service):
         self._context.check_writable(grows=params.topic not in self._engine.topics)
         if self._context.held.defer_if_held(params.topic, self._put, request):
             return
-        # Records that expired by the old config must not reappear under the new one.
+        # Records that expired under the old config must not reappear under the new config.
         self._context.remove_expired(self._engine.topics.get(params.topic))
         change = put_topic.decide(
             self._engine.table,
@@ -97,7 +97,7 @@ class TopicCalls(Service):
     def _plan(self, request: InboundMessage[TopicPutParams, PutResult]) -> None:
         params, context = request.params, self._context
         context.remove_expired(self._engine.topics.get(params.topic))
-        # Compute the result of the PUT without a change.
+        # Compute the result of the PUT, but change nothing.
         config, epoch, dropped = put_topic.plan(
             self._engine.table,
             params.topic,
@@ -137,7 +137,7 @@ class TopicCalls(Service):
 
 
 def _summary(topic: Topic, now: Now) -> bytes:
-    """Render the topic's entry of a list, without a general encoder, because lists may be long.
+    """Render the topic's entry in a list. Lists may be long, so no general encoder is used.
 
     A topic name contains no characters that JSON must escape.
     """

@@ -30,9 +30,9 @@ STATE_REASONS: Final = {
 class Readiness:
     """The combined state of all shards.
 
-    ``progress``: replayed share of the logs, 0 to 1. ``topics``: up to one tick old.
-    ``unavailable``: shards that do not serve normally, each with a keyword for its failure.
-    ``limited``: shards that serve readers but not all writers, each with its state.
+    ``progress``: fraction of the logs that has been replayed, 0 to 1. ``topics``: number of topics,
+    up to one tick old. ``unavailable``: shards that do not serve normally, each with a keyword for
+    the reason. ``limited``: shards that serve reads but not all writes, each with its state.
     """
 
     ready: bool
@@ -44,7 +44,7 @@ class Readiness:
 
 
 def unavailable_error(readiness: Readiness) -> NotReady:
-    """Return the error of §8.2: all ``shards`` that do not serve, and the first known cause."""
+    """Return the error of §8.2, with all unavailable shards and the first known cause."""
     shards = [{"shard": shard, "state": state} for shard, state in readiness.unavailable]
     for shard, state in readiness.unavailable:
         if state in STATE_REASONS:

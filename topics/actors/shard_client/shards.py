@@ -1,4 +1,4 @@
-"""Shards: the client of a front for all shards. Each shard has its own state:
+"""Shards: the front's client for all shards. Each shard has its own state:
 
               opened                     no heartbeat for STALLED_S
     AWAY -------------> ANSWERING --------------------------------------> STALLED
@@ -76,7 +76,7 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.contract import Call, Event, P, R
 from topics.formats.wire.message import Message, PeerClosed
 
-LINKED_MAX_S: Final = 1.0  # seconds; a shard opens a session within one iteration of its loop
+LINKED_MAX_S: Final = 1.0  # a shard opens a session within one iteration of its loop
 LINKED_POLL_S: Final = 0.001
 RING_BYTES_PER_MS: Final = 100_000  # approximate rate at which a shard reads its ring
 TURNOVER_MAX_S: Final = 10.0  # a slower body may be aborted to free memory
@@ -88,7 +88,7 @@ class Listener(Protocol):
     """Gets the events of shards, in the loop that reads a ring. Its methods must not block."""
 
     def opened(self, shard: int) -> None:
-        """The shard serves, for the first time or again."""
+        """The link session with the shard has opened, for the first time or again."""
 
     def closed(self, shard: int) -> None:
         """The shard's session has closed, and all its feeds and work streams have ended."""
@@ -110,9 +110,10 @@ class FlushBatch:
     """The messages to shards of one pass of a front's loop, which are flushed together.
 
     While the batch is open, a link is flushed early only when many messages are queued, so that the
-    shard starts while the front still reads. The end of the batch flushes all links. Code inside
-    must not block. ``at_end`` is called before the last flush, and may send more messages. Messages
-    of the tasks that run afterwards (``runs_tasks``) are flushed together, too.
+    shard starts while the front still reads. The end of the batch flushes all links. Code that runs
+    while the batch is open must not block. ``at_end`` is called before the last flush, and may send
+    more messages. Messages of the tasks that run afterwards (``runs_tasks``) are flushed together,
+    too.
     """
 
     __slots__ = ("_links", "at_end", "is_open", "runs_tasks")
@@ -158,7 +159,7 @@ class ShardLink:
         self.session: LinkSession | None = None
         self.answering: LinkSession | None = None  # the session, or None while the shard is stalled
         self.listener: Listener | None = None
-        self.waits_for_disk = False  # at the last check
+        self.waits_for_disk = False  # whether the shard waited for its disk at the last check
         self._router = router
         self._liveness = Liveness()
 
@@ -199,9 +200,9 @@ class ShardLink:
     # State
 
     def check(self, now: float) -> None:
-        """Check the shard's cells on the board, with each tick.
+        """Check the shard's cells on the board. Called with each tick.
 
-        Fail calls to a shard that hangs.
+        Fail the calls to a shard that hangs.
         """
         session = self.session
         if session is None:
@@ -225,9 +226,9 @@ class ShardLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a link session is open that is still current on the board.
+        """Whether a link session is open and has the current session number of the board.
 
-        So a process that has died is not mistaken for its replacement.
+        The comparison ensures that a process that has died is not mistaken for its replacement.
         """
         return self.link.connected
 
@@ -242,7 +243,7 @@ class ShardLink:
 
     @property
     def progress(self) -> float:
-        """Replayed share of the shard's log, 0 to 1."""
+        """The fraction of the shard's log that has been replayed, 0 to 1."""
         serves = self.is_connected and self.cells.state in SERVING
         return 1.0 if serves else self.cells.progress_ppm / 1e6
 
@@ -262,7 +263,7 @@ class ShardLink:
         return DISK_STALLED if self.is_waiting_for_disk() else ""
 
     def not_ready(self) -> NotReady:
-        """Return the failure of a call that the shard cannot serve now (§8.2, §0.6)."""
+        """Return the error for a call that the shard cannot serve now (§8.2, §0.6)."""
         reason, progress = self.unavailable_reason, self.progress
         if reason in STATE_REASONS:
             text = f"the shard of this topic {STATE_REASONS[reason]}"
@@ -271,7 +272,7 @@ class ShardLink:
 
 
 class Shards:
-    """The shards as one front sees them. Shard numbers are indexes of ``links``."""
+    """The front's view of all shards. Shard numbers are indexes of ``links``."""
 
     def __init__(self, links: Sequence[Link], board: Board) -> None:
         self._board = board
@@ -318,8 +319,8 @@ class Shards:
     async def wait_linked(self) -> None:
         """Wait until each serving shard has a link session, for `LINKED_MAX_S` at most.
 
-        `run` must run concurrently. So a restarted front does not refuse requests because its
-        sessions are not open yet.
+        `run` must run concurrently. Because of this wait, a restarted front does not refuse
+        requests whose session is not open yet.
         """
         with trio.move_on_after(LINKED_MAX_S):
             # The shard's state is in shared memory, which sets no event.
@@ -351,15 +352,15 @@ class Shards:
     ) -> PendingCall:
         """Call a shard.
 
-        ``then`` gets the reply or the failure, once, in the loop that reads the ring.
+        ``then`` is called once with the reply or the failure, in the loop that reads the ring.
 
-        If the shard cannot be called, ``then`` gets `NotReady` immediately. This is the case while
-        the shard is down, recovering or stalled. If it becomes so later, pending calls fail with
+        While the shard is down, recovering or stalled, it cannot be called, and ``then`` gets
+        `NotReady` immediately. If the shard enters such a state later, pending calls fail with
         `NotReady`, too.
 
-        The call is flushed with others at the end of an open batch, or of the pass in which tasks
-        run. With ``early`` it is flushed immediately. An ArenaBlock no longer belongs to the
-        caller. A caller that does not need the reply any longer must abandon the call.
+        The call is flushed with other calls at the end of an open batch, or of the pass in which
+        tasks run. With ``early`` it is flushed immediately. The call takes ownership of an
+        ArenaBlock. A caller that no longer needs the reply must abandon the call.
         """
         link = self._links[shard]
         session = link.answering
@@ -368,8 +369,8 @@ class Shards:
         if session is None or (
             link.waits_for_disk and call.is_write and link.is_waiting_for_disk()
         ):
-            # The board shows a hang of the loop earlier than `check`. Such a loop would execute the
-            # write later.
+            # The board shows that the loop hangs earlier than `check` detects it. Such a loop would
+            # execute the write later, when the client has already received an error.
             discard(body)
             return self._refused(link, call, then)
         try:
@@ -377,8 +378,8 @@ class Shards:
         # The session has ended between the check and the call.
         except PeerClosed:
             return self._refused(link, call, then)
-        # A search for the field name is cheaper than decoding, and a false match only delays the
-        # failure.
+        # A search for the field name is cheaper than decoding the body. A false match only delays
+        # the failure of the call if the shard stalls.
         if call is DIFF or call is CLAIM:
             pending.is_long_poll = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
@@ -420,7 +421,7 @@ class Shards:
             pending.abandon()
             return Abort.SUCCEEDED
 
-        # The callback may run inside of `call`, if the shard cannot be called.
+        # The callback may run inside `call` if the shard cannot be called.
         pending = self.call(shard, call, params, body, answered)
         if not answers:
             is_waiting = True
@@ -431,9 +432,9 @@ class Shards:
         return answer
 
     def notify(self, shard: int, event: Event[P], params: P, *, is_deferred: bool = False) -> None:
-        """Send an event to a shard, flushed as a call is. It is dropped if the shard is down.
+        """Send an event to a shard, flushed like a call. The event is dropped if the shard is down.
 
-        ``is_deferred``: the event need not be sent before another message is.
+        ``is_deferred``: the event may wait until another message is sent.
         """
         link = self._links[shard]
         # Events are never retried. A shard that restarts has none of the feeds or streams that
@@ -455,9 +456,9 @@ class Shards:
 
         Return None if there is no space.
 
-        Raises `NotReady` if the shard is unavailable. The holder must give up if the shard
-        disconnects or if others need the memory more. Without a holder, the block must be filled
-        and sent immediately.
+        Raises `NotReady` if the shard is unavailable. `BlockFiller.abort` makes ``filler`` free the
+        block if the shard disconnects or faster bodies need the memory. If ``filler`` is None, the
+        block must be filled and sent immediately.
         """
         link = self._links[shard]
         if link.answering is None or not link.is_connected:
@@ -468,16 +469,16 @@ class Shards:
         return block
 
     def abort_slowest(self, shard: int, filler: BlockFiller, now: float) -> bool:
-        """Make the slowest body give up, unless it is ``filler``'s or none is slow.
+        """Abort the slowest body, unless it is the body of ``filler`` or no body is slow.
 
         A body keeps its memory while it receives at least a tenth of it per second. Return whether
-        a body was notified; it gives up when other tasks run. Raises `NotReady` if the shard is
-        unavailable.
+        a body was aborted. Its memory is freed when other tasks run. Raises `NotReady` if the shard
+        is unavailable.
         """
         link = self._links[shard]
         if not link.is_connected:
             raise link.not_ready()
-        # Each holder counts once, with the block that it fills.
+        # Each filler is compared once, even if it fills several blocks.
         holders = {
             block.filler: None for block in link.link.writer.filling if block.filler is not None
         }
@@ -494,11 +495,11 @@ class Shards:
     # State of the shards
 
     def head(self, shard: int, mark: HeadMark) -> int | None:
-        """Return the head of the topic of a page read ahead; None if the page is outdated."""
+        """Return the head of the topic of a read-ahead page, or None if the page is outdated."""
         return self._heads[shard].head(mark)
 
     def delay_ms(self, shard: int) -> float:
-        """Return the expected wait of a message that is sent now, in ms: in the ring and the shard.
+        """Return how long a message sent now is expected to wait in the ring and the shard, in ms.
 
         Return 0 while the shard is unavailable or stalled, because no call is sent to it.
         """

@@ -1,12 +1,12 @@
-"""Polled claims: leases jobs to a worker's request, immediately or within its `wait_ms` (§10.2).
+"""Polled claims: lease jobs for a worker's request, immediately or within its `wait_ms` (§10.2).
 
-    IN LINE --leased--> LOGGING --the log has it--> answered
+    IN LINE --leased--> LOGGING --the log has the leases--> replied
        |                   '--cancelled, its front has disconnected--> its leases are released
-       |--wait_ms is over--> answered without jobs
+       |--wait_ms is over--> replied, with no jobs
        '--cancelled, its front has disconnected--> dropped
 
 A claim waits for the log only if the queue's leases are durable. If a client does not receive the
-reply, its front sends the leases of the reply, which are then released (`UnclaimedParams`).
+response, the front sends the leases back in `UnclaimedParams`, and they are released.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 
 
 class PolledClaim(Claimer):
-    """A claim that is not answered yet. ``leased``: its leases, once it has left the wait list."""
+    """A claim that waits for its reply. ``leased``: its leases, after it has left the wait list."""
 
     __slots__ = ("capacity", "claim", "claims", "deadline", "is_done", "leased", "request")
     is_stream = False
@@ -85,7 +85,7 @@ class PolledClaim(Claimer):
     def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
         """See `Claimer.settle`."""
         if self.is_done:
-            return  # dropped in the meantime, and its leases are released
+            return  # the claim was dropped in the meantime, and its leases were released
         self.claims.remove(self)
         if isinstance(result, OSError):
             answer_error(self.request, unwritable(result))
@@ -110,22 +110,22 @@ class Claims(Service):
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._dispatch = dispatch
         self._polls: dict[tuple[LinkSession, int], PolledClaim] = {}
-        # Claims that wait for a held queue, the oldest first. They are not in its wait list yet.
+        # Claims that wait for a held queue, oldest first. They are not in a wait list yet.
         self._deferred: dict[tuple[LinkSession, int], ClaimCall] = {}
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(CLAIM, self._claim)
         router.subscribe(CALL_CANCELLED, self._cancelled)
         router.subscribe(UNCLAIMED, self._unclaimed)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Drop the claims of the session, because their clients are disconnected."""
+        """Drop the claims of the session, because its front is disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)
         self._deferred = {key: call for key, call in self._deferred.items() if key[0] != session}
-        self._context.deadlines.wake()  # this runs outside of an iteration
+        self._context.deadlines.wake()  # because this runs outside an iteration
 
     def _claim(self, request: ClaimCall) -> None:
         context, params = self._context, request.params
@@ -144,14 +144,14 @@ class Claims(Service):
         is_served = self._dispatch.serve_at_once(poll)
         if poll.is_done:
             return
-        request.disable_timeout()  # it ends with its own wait_ms
+        request.disable_timeout()  # the claim ends with its own wait_ms
         request.release()
         self._polls[request.session, request.cid] = poll
         if not is_served:
             self._dispatch.join(poll, may_wait=claim.wait_ms > 0)
 
     def _note_deferred(self, request: ClaimCall) -> None:
-        while self._deferred:  # drop claims that have timed out, from the oldest on
+        while self._deferred:  # first drop the oldest claims that have timed out
             oldest = next(iter(self._deferred))
             if self._deferred[oldest].is_open:
                 break
@@ -166,7 +166,7 @@ class Claims(Service):
         return self._context.deadlines.call_at(until, partial(self._dispatch.end_wait, poll))
 
     def answer(self, poll: PolledClaim, change: LeaseChange | None) -> None:
-        """Answer with the jobs of ``change``, or without jobs if it is None."""
+        """Reply with the jobs of ``change``, or with no jobs if it is None."""
         topic, params = poll.topic, poll.request.params
         jobs = jobs_of(topic)
         jobs.advance(self._commits.now().ms)
@@ -184,7 +184,7 @@ class Claims(Service):
             poll.deadline.cancel()
         self._polls.pop((poll.request.session, poll.request.cid), None)
 
-    # Messages of the front
+    # Messages from the front
 
     def _cancelled(self, message: InboundMessage[CallCancelledParams, Any]) -> None:
         key = message.session, message.params.cid
@@ -193,7 +193,7 @@ class Claims(Service):
             self._drop(poll)
         elif deferred is not None:
             _refuse(deferred)
-        # If the reply is already in transit to the front, the front sends its leases in
+        # If the reply is already in transit to the front, the front sends the leases back in
         # `UNCLAIMED`.
 
     def _unclaimed(self, message: InboundMessage[UnclaimedParams, Any]) -> None:

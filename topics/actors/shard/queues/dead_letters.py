@@ -4,13 +4,13 @@
       ^   '-- the log cannot ---.     ^ '-- refused --.
       '-------------------------'-----|---------------'
                                       '-- unknown: the same batch again
-                 tried again after a while, or claimable again by another config
+                 retried after a pause, or claimable again under a new config
 
-After a crash, the DYING rows name the jobs that are to be moved. Each queue with dead jobs has a
+After a crash, the DYING rows list the jobs that are to be moved. Each queue with dead jobs has a
 task, which moves one batch at a time until the outcome of each of its jobs is known. Only then the
-next batch starts, so the target needs to remember only the keys of the last batch
-(``decisions/0049``). A backup waits for that, too. A job that a cap, its age or a delete removes in
-the meantime is not counted as dead-lettered, but the target may have its copy.
+next batch starts, so the target needs to keep only the keys of the last batch (``decisions/0049``).
+A backup also waits until all outcomes are known. A job that a cap, its age or a delete removes in
+the meantime is not counted as dead-lettered, but the target may have a copy of it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from topics.errors import TopicsError
 from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 
-RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # doubled while nothing can be moved
-# Batches in flight to one shard. Each holds up to 1 MiB of records. If a shard does not reply,
-# only the moves to its topics stop.
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # the pause is doubled while no job can be moved
+# Maximum number of batches in flight to one shard. Each contains up to 1 MiB of records. If a shard
+# does not reply, only moves to its own topics stop.
 MOVES_MAX: Final = 8
 
 log = structlog.get_logger()
@@ -52,11 +52,11 @@ Rule = tuple[str | None, int]
 
 @dataclass(eq=False, slots=True)
 class DeadLetterQueue:
-    """A queue whose dead jobs are being moved by ``rule``.
+    """A queue whose dead jobs are being moved according to ``rule``.
 
     ``changed`` interrupts the pause before the next attempt, and ``failure`` is the error code of
-    the last attempt. With ``is_unsettled``, the target may have copies of jobs that are still in
-    the queue, so the queue has an entry in `Moves`.
+    the last attempt. If ``is_unsettled``, the target may have copies of jobs that are still in the
+    queue, so the queue is counted in `Moves`.
     """
 
     topic: Topic
@@ -70,7 +70,7 @@ class DeadLetterQueue:
 class DeadLetters(Service):
     """Moves the dead jobs of all queues of a shard.
 
-    ``note_claimable`` is called for queues some of whose dead jobs are claimable again.
+    ``note_claimable`` is called with a queue if some of its dead jobs are claimable again.
     """
 
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
@@ -91,7 +91,7 @@ class DeadLetters(Service):
         for topic in queues:
             if jobs_of(topic).dead_lettering:
                 self.wake(topic)
-        await trio.lowlevel.checkpoint()  # lets their tasks enter the lanes first
+        await trio.lowlevel.checkpoint()  # let their tasks acquire the limiters first
         for topic in queues:
             self.wake(topic)
 
@@ -119,9 +119,9 @@ class DeadLetters(Service):
             self._queues[topic.id].changed.set()
 
     def _requeue_dead(self, topic: Topic, *, with_batch: bool = False) -> None:
-        """Make dead jobs claimable: the next pass checks them by the current rule.
+        """Make dead jobs claimable. The next claim checks them against the current rule.
 
-        ``with_batch`` includes jobs that were to be moved by a rule that is no longer valid.
+        ``with_batch`` includes the jobs of a batch that was started under an earlier rule.
         """
         jobs = jobs_of(topic)
         if with_batch:
@@ -137,7 +137,7 @@ class DeadLetters(Service):
         return is_valid and _has_dead(queue.topic)
 
     async def _move_all(self, queue: DeadLetterQueue) -> None:
-        """Move batches until there are no dead jobs, or the config no longer moves them so."""
+        """Move batches until there are no dead jobs, or the rule of the config changes."""
         topic = queue.topic
         while self._may_move(queue):
             target = queue.rule[0]
@@ -157,7 +157,7 @@ class DeadLetters(Service):
         # A later failure creates a new entry and a new task.
         del self._queues[topic.id]
         self._settle(queue)
-        # The config no longer moves these jobs by this rule, so they are claimable again.
+        # Any remaining dead jobs are not moved by this rule any longer. Make them claimable.
         if not topic.deleted and not self._context.is_stopping:
             self._requeue_dead(topic, with_batch=True)
 
@@ -189,7 +189,7 @@ class DeadLetters(Service):
     # One batch
 
     async def _move_batch(self, queue: DeadLetterQueue, target: str) -> TopicsError | None:
-        """Move some jobs: those of the batch in flight if there is one.
+        """Move a batch of jobs, or repeat the batch in flight if there is one.
 
         Return the first error if jobs could not be moved.
         """
@@ -211,9 +211,9 @@ class DeadLetters(Service):
         return next(iter(moved.failures.values()), None)
 
     async def _begin(self, queue: DeadLetterQueue) -> None:
-        """Wait until the topic may change and moves may begin, and enter `Moves`.
+        """Wait until the topic may change and moves may begin, and call `Moves.enter`.
 
-        A backup waits for a batch whose result is unknown. So such a batch must not wait for the
+        A backup waits for a batch whose outcome is unknown. So such a batch must not wait for the
         backup.
         """
         held, moves, name = self._context.held, self._context.moves, queue.topic.name
@@ -227,7 +227,7 @@ class DeadLetters(Service):
             moves.enter()
 
     async def _mark(self, topic: Topic) -> list[RecordCopy] | OSError:
-        """Log which jobs are moved now, unless the log contains that. Return copies of them."""
+        """Log which jobs are moved now, unless this is already logged. Return their copies."""
         context = self._context
         # Without space for the frame no job can be moved.
         refusal = context.disk_space.refusal(grows=False)
@@ -235,7 +235,7 @@ class DeadLetters(Service):
             return refusal
         with context.iteration():
             context.remove_expired(topic)
-        # The end of the iteration may have deleted the topic. No frame may follow then.
+        # The end of the iteration may have deleted the topic. Then it must get no more frames.
         if topic.deleted:
             return []
         try:
@@ -255,7 +255,7 @@ class DeadLetters(Service):
     @staticmethod
     def _copy_of(topic: Topic, job: Taken) -> RecordCopy:
         (seq, record), jobs, config = job, jobs_of(topic), topic.config
-        # After a restart the count may be unknown.
+        # After a restart the number of deliveries may be unknown.
         deliveries = jobs.deliveries(seq) or config.max_deliveries
         parts = record_parts(record)
         meta = stamped(parts.meta, topic.name, deliveries, seq, jobs.errors.get(seq))

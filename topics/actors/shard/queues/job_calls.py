@@ -1,8 +1,9 @@
 """Job calls: ack, nack and extend leased jobs, and list the leases of a queue (§10.4 to §10.6).
 
-An ack is a delete. It is answered when it is as durable as the queue's class promises, and it may
-use the log's reserve. The acks of one loop iteration for one queue are one delete. The other calls
-wait for the log only if the queue's leases are durable.
+An ack is a delete. The reply is sent when the delete is as durable as the queue's class promises,
+and the delete may use the log's reserve. All acks that one loop iteration receives for one queue
+are combined into one delete. The other calls wait for the log only if the queue's leases are
+durable.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ class JobCalls(Service):
     def __init__(self, context: ShardContext, dispatch: JobDispatch, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._dispatch, self._retries = dispatch, retries
-        # Acks of this iteration, by queue.
+        # The acks received in this iteration, by queue.
         self.gathered: dict[str, list[tuple[JobsCall, JobsRequest]]] = {}
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(ACK, self._ack)
         router.serve(NACK, self._nack)
         router.serve(EXTEND, self._extend)
@@ -70,13 +71,14 @@ class JobCalls(Service):
         if is_retry:  # a retry must not share a group with appends, so it is not gathered
             self._decide_acks(params.topic, [gathered], is_retry=True)
         else:
-            request.disable_timeout()  # it is decided in this iteration
+            request.disable_timeout()  # the ack is processed in this iteration
             self.gathered.setdefault(params.topic, []).append(gathered)
 
     def decide_gathered(self) -> None:
-        """Decide the acks of this iteration. Those of one queue share one DELETE frame.
+        """Process the acks of this iteration. All acks for one queue share one DELETE frame.
 
-        If that frame is torn, all of them are lost. None is answered before all are durable.
+        If the frame is torn, all of its acks are lost. No reply is sent before the frame is as
+        durable as the queue's class promises.
         """
         gathered, self.gathered = self.gathered, {}
         for name, acks in gathered.items():
@@ -86,7 +88,7 @@ class JobCalls(Service):
         self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, is_retry: bool
     ) -> None:
         context = self._context
-        if name in context.held.waiting:  # another message of this iteration holds it
+        if name in context.held.waiting:  # another message of this iteration holds the queue
             for request, _ in acks:
                 context.held.defer_if_held(name, self._ack, request)
             return
@@ -163,7 +165,7 @@ class JobCalls(Service):
         change = lease_jobs.extend(
             topic, fields.node, fields.seqs, fields.lease_ids, fields.lease_ms, context.now
         )
-        self._dispatch.note_claimable(topic)  # they may become claimable earlier than before
+        self._dispatch.note_claimable(topic)  # the jobs may become claimable earlier than before
 
         def answer() -> bytes:
             return queue_answers.extended(topic.name, change.seqs, change.until_ts, change.skipped)

@@ -4,14 +4,14 @@ If no other claimer waits and jobs are ready, a claim is served immediately. All
 the wait list of their queue. A wait list becomes due in these cases:
 
 - a claimer joins
-- a commit makes jobs claimable, or gives a stream capacity
+- a commit makes jobs claimable, or frees capacity of a stream
 - jobs are released
 - the window of a cohort is over
-- an alarm fires, at the time at which jobs become claimable or a full stream loses jobs by age
+- an alarm fires when jobs become claimable, or when jobs of a full stream expire
 
 A loop iteration leases about ``JOBS_PER_ITERATION`` jobs, and serves due wait lists in FIFO order.
-While a wait list waits for the next iteration, no claim is served before it. A wait list without
-claimers is dropped.
+While a wait list waits for the next iteration, no claim is served before it. A wait list is dropped
+when it has no claimers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from topics.engine.queue.timer_queue import NEVER
 from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicNotFound
 
-JOBS_PER_ITERATION = 4096  # for all wait lists together, approximately
-JOB_BYTES = 4096  # a job with more bytes counts as several
+JOBS_PER_ITERATION = 4096  # approximate maximum for all wait lists together
+JOB_BYTES = 4096  # a larger job counts as several jobs
 ITERATION_BYTES_MAX = JOBS_PER_ITERATION * JOB_BYTES
 VISIT_COST = 4  # cost, in jobs, of a visit to a wait list that gets no jobs
-RETRY_S = 1.0  # after the log has refused leases, or expiry has met damage
+RETRY_S = 1.0  # pause after the log has refused leases, or expiry has found damaged data
 ALARM_MIN_S = 0.005  # an alarm may fire early, so it is never set for a time in the past
 
 log = structlog.get_logger()
@@ -71,9 +71,9 @@ class JobDispatch(Service):
     # Claimers
 
     def serve_at_once(self, claimer: Claimer) -> bool:
-        """Lease jobs to a claimer if no other one waits.
+        """Lease jobs to a claimer if no other claimer waits.
 
-        Return False if it must join. Raises OSError.
+        Return False if the claimer must join the wait list. Raises OSError.
         """
         # Earlier claimers are served first. A due list anywhere also counts, because it waits for
         # the cost limit, which this claim would use up.
@@ -91,7 +91,7 @@ class JobDispatch(Service):
         return self._lease(topic, [claimer], [request], claimer.max_bytes, evenly=False) > 0
 
     def join(self, claimer: Claimer, *, may_wait: bool) -> None:
-        """Add a claimer to its wait list. ``may_wait``: it waits for jobs until `end_wait`.
+        """Add a claimer to its wait list. ``may_wait``: it may wait for jobs until `end_wait`.
 
         Call this only within an iteration.
         """
@@ -107,7 +107,7 @@ class JobDispatch(Service):
             self._drop_if_empty(wait_list)
 
     def end_wait(self, claimer: Claimer) -> None:
-        """End the claimer's wait: it gets its share of a pending cohort, or no jobs immediately."""
+        """End the claimer's wait. It gets its share of a pending cohort, or immediately no jobs."""
         wait_list = self._wait_lists[claimer.topic.id]
         # A cohort is being gathered or served, and the claimer may be one of its members.
         # Answering it now could lose the share that `form_cohort` has assigned.
@@ -118,7 +118,7 @@ class JobDispatch(Service):
         claimer.finish_unserved()
 
     def follow(self, stream: Claimer) -> None:
-        """Let a work stream join whenever it has capacity, until `unfollow`."""
+        """Make a work stream join the list whenever it has capacity, until `unfollow`."""
         self._wait_list(stream.topic).streams[stream.holder] = stream
 
     def unfollow(self, stream: Claimer) -> None:
@@ -130,7 +130,7 @@ class JobDispatch(Service):
             self._drop_if_empty(wait_list)
 
     def note_claimable(self, topic: Topic) -> None:
-        """Note that jobs may have become claimable, or that streams may have capacity."""
+        """Make the wait list due, because jobs may be claimable or streams may have capacity."""
         self._context.note_changed(topic)
         wait_list = self._wait_lists.get(topic.id)
         if wait_list is None:
@@ -138,7 +138,7 @@ class JobDispatch(Service):
             jobs_of(topic).leases.loosened.clear()
         elif wait_list not in self._due:
             self._make_due(wait_list)
-            # This may run after `on_due`, or outside of an iteration.
+            # Request an iteration, because this may run after `on_due` or outside an iteration.
             self._context.deadlines.wake()
 
     def _make_due(self, wait_list: WaitList) -> None:
@@ -155,7 +155,7 @@ class JobDispatch(Service):
     # Hooks
 
     def _changed(self, change: Change) -> None:
-        """Note that a commit may make jobs claimable, or end the wait list of a deleted queue."""
+        """Check whether a commit makes jobs claimable. End the wait list of a deleted queue."""
         topic = change.topic
         if isinstance(change, DeleteTopic):
             self._end(self._wait_lists[topic.id])
@@ -196,8 +196,8 @@ class JobDispatch(Service):
     def _visit(self, wait_list: WaitList) -> None:
         topic = wait_list.topic
         if topic.deleted:
-            # The commit of the delete ends the wait list. If the log loses it, the list is due
-            # again.
+            # The commit of the delete ends the wait list. If the log loses the delete, the list
+            # becomes due again.
             return
         # Expired records and leases first: both change what can be claimed.
         self._context.remove_expired(topic)
@@ -226,7 +226,8 @@ class JobDispatch(Service):
             self._postpone(wait_list, error)
             return
         jitter_ms = wait_list.topic.config.claim_jitter_ms
-        # With jitter, a list is either dealt to, or gathers a cohort until its window is over.
+        # With jitter, either jobs are distributed to the cohort of the list, or a new cohort forms
+        # until its window is over.
         if wait_list.slices is not None:
             self._distribute(wait_list)
         elif not jitter_ms:
@@ -257,7 +258,7 @@ class JobDispatch(Service):
                 self._due[wait_list] = None
                 return
             claimer = next(iter(wait_list.waiting))
-            if not claimer.capacity:  # the ack that gave it capacity was undone
+            if not claimer.capacity:  # the ack that freed its capacity was undone
                 wait_list.leave(claimer)
             # No job was leased although the limit was not reached: the queue has no further jobs
             # for now.
@@ -301,7 +302,7 @@ class JobDispatch(Service):
             self._due[wait_list] = None  # another window may open
 
     def _claim(self, wait_list: WaitList, shares: Sequence[Share], *, evenly: bool) -> int:
-        """Lease as `_lease`. If records are unreadable, only these claimers get no jobs."""
+        """Call `_lease`. If records are unreadable, only these claimers fail."""
         claimers = [share.claimer for share in shares]
         requests = [share.claimer.claim_request(share.max_jobs) for share in shares]
         # A response has a limit of bytes for each claimer. Together they may not exceed the limit
@@ -326,7 +327,7 @@ class JobDispatch(Service):
         *,
         evenly: bool,
     ) -> int:
-        """Lease jobs, and return their number; 0 if none is left or the limit is reached."""
+        """Lease jobs and return their number, 0 if no jobs are left or the limit is reached."""
         table, now = self._engine.table, self._context.now
         changes = lease_jobs.claim(table, topic, requests, now, evenly=evenly, max_bytes=max_bytes)
         leased, wait_list = 0, self._wait_lists.get(topic.id)
@@ -374,9 +375,9 @@ class JobDispatch(Service):
     def _await_jobs(self, wait_list: WaitList) -> None:
         """Set the alarm for the next time at which jobs may become available without another event.
 
-        At that time jobs become claimable, or age may remove a job of a full stream and so give it
-        capacity. An earlier alarm stays set. When it fires, the wait list is visited and the alarm
-        is set again.
+        At that time jobs become claimable, or a job of a full stream expires, which frees capacity.
+        An earlier alarm stays set. When it fires, the wait list is visited and the alarm is set
+        again.
         """
         if wait_list in self._due or wait_list.window is not None:
             return

@@ -1,8 +1,8 @@
 """Lease logging: writes the leases and delivery counts of a queue when its leases become durable.
 
-    PUT committed --> slices of jobs, in sequence, one frame or more each --> PUT answered
+    PUT committed --> slices of jobs, in sequence, one frame or more each --> reply to the PUT
 
-The TOPIC frame of the PUT is written first. Every later change of a lease has its own frame. So a
+The TOPIC frame of the PUT is written first. Every later change to a lease has its own frame. So a
 slice, which contains the current state of its jobs, never contradicts a later frame.
 `Jobs.unlogged` is set until the last slice is durable. Another PUT that finds it set writes all
 slices again before its response.
@@ -39,9 +39,9 @@ class LeaseLogging:
         return has_unlogged and keeps_leases(topic.config) and not topic.deleted
 
     def log(self, topic: Topic, done: Done) -> None:
-        """Log the leases, and call ``done`` when they are durable or with the error of the log.
+        """Log the leases. Call ``done`` with None when they are durable, or with the log's error.
 
-        Also call ``done`` if the topic is deleted, or its leases need not be durable any longer.
+        Also call ``done`` if the topic is deleted, or if its leases no longer need to be durable.
         """
         jobs = jobs_of(topic)
         self._step(topic, jobs.listed(), 0, jobs.unlogged, done)

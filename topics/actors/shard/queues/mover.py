@@ -1,14 +1,14 @@
-"""Mover: moves records of a topic of this shard to another topic, of any shard.
+"""Mover: moves records from a topic of this shard to another topic, which any shard may own.
 
     chosen --copy appended--> copied --DELETE frame--> moved
        |                         '-- the log cannot write the frame --> unknown
        |-- the target refuses the copy --> refused
        '-- no reply --> unknown
 
-Append first, delete second, so that no failure loses a record. Refused and unknown records stay in
-their topic. The target has no copy of a refused record, and may have one of an unknown record. A
-second copy of a record has the same idempotency key as the first one (``engine/moved_keys.py``). So
-the target does not append it again, and the record is deleted.
+Records are appended first and deleted second, so that no failure loses a record. Refused and
+unknown records stay in their topic. The target has no copy of a refused record, and may have a copy
+of an unknown record. A second copy of a record has the same idempotency key as the first copy
+(``engine/moved_keys.py``). So the target does not append it again, and the record is deleted.
 
                           dead letters                      redrives
     chooses               a batch of exhausted jobs         a window for each target
@@ -20,10 +20,10 @@ the target does not append it again, and the record is deleted.
     a restart finds       the batch, and moves it first     records that are claimable; the client
                                                             repeats the redrive
 
-Both choose a source's next batch or window when no copy of the last one is in flight, because a
-target remembers only the newest keys of each source (``decisions/0049``). Both have an entry in
-`Moves` while copies are in flight, and dead letters until no record of the batch is unknown. A
-backup waits for these entries.
+Both choose the next batch or window of a source when no copy of the previous batch or window is in
+flight, because a target keeps only the newest keys of each source (``decisions/0049``). Both are
+counted in `Moves` while copies are in flight; dead letters are counted until no record of the batch
+is unknown. A backup waits until no move is counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from topics.errors import NotReady, TopicsError
 from topics.formats.api.queue_answers import RecordParts, append_request
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
-COPIES_BYTES: Final = 1 << 20  # bytes of records that complete a batch
+COPIES_BYTES: Final = 1 << 20  # total size of records at which a batch is complete
 
 Delete: TypeAlias = Callable[[Topic, Sequence[int], Now], FinishJobs]
 
@@ -57,7 +57,7 @@ class RecordCopy(NamedTuple):
 
 
 class MoveResult(NamedTuple):
-    """Seqs of records that were moved, and the errors of records that stay, by seq."""
+    """The seqs of moved records, and by seq the errors of the records that remain."""
 
     seqs: Sequence[int]
     failures: dict[int, TopicsError]
@@ -73,7 +73,7 @@ def render_copy(
 ) -> RecordCopy:
     """Return a copy of the record ``seq`` of ``topic``.
 
-    ``what`` is the first parameter of `copy_key`, and ``create`` is that of the append.
+    ``what``: the first argument of `copy_key`. ``create``: the ``create`` field of the append.
     """
     key = copy_key(what, topic.name, topic.epoch, seq)
     return RecordCopy(seq, append_request(parts, key, create))
@@ -84,7 +84,7 @@ async def move(
 ) -> MoveResult:
     """Append ``copies`` to the topic ``target`` in their order, and delete their records.
 
-    ``delete`` decides the change of ``topic`` that deletes the records.
+    ``delete`` returns the change of ``topic`` that deletes the records.
     """
     failures = await _append(context, target, copies)
     appended = [copy.seq for copy in copies if copy.seq not in failures]
@@ -97,7 +97,7 @@ async def move(
 async def _append(
     context: ShardContext, target: str, copies: Sequence[RecordCopy]
 ) -> dict[int, TopicsError]:
-    """Return the errors of the copies that are not known to be in the target, by seq."""
+    """Append the copies. Return by seq the errors of copies not known to be in the target."""
     params = AppendParams(
         target,
         None,
@@ -125,7 +125,7 @@ async def _append(
 async def _delete(
     context: ShardContext, topic: Topic, seqs: Sequence[int], delete: Delete
 ) -> OSError | None:
-    """Delete records that the target has. Return the error if the log cannot store that."""
+    """Delete records that were copied. Return the error if the log cannot store the change."""
     await context.held.wait_free(topic.name)
     if topic.deleted:
         return None

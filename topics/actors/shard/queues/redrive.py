@@ -1,4 +1,4 @@
-"""Redrive: moves records of a dead-letter topic, or of any other topic, back to their sources.
+"""Redrive: moves records from a dead-letter topic, or any other topic, back to their sources.
 
     search a slice --> wait until moves may begin --> choose a window --> move it --> search ...
     over: count the remaining records, slice by slice --> reply
@@ -7,15 +7,15 @@ Each record is in one state:
 
     selected --> chosen: hidden from clients, in flight --> moved
        |           '--> skipped: visible again
-       |--> skipped: no target, or one that is forbidden or has refused another record
+       |--> skipped: no target, or a target that is forbidden or has refused another record
        |--> deferred: leased, or already being moved; counted later
        '--> counted for the result: not reached in time
 
 All targets of a window get their records at the same time. The keys of copies prevent duplicates if
-a redrive is repeated after a crash. One redrive of a topic runs at a time, and others wait for it.
-A redrive holds its lock and its entry in `Moves` from the first copy of a window until no copy is
-in flight. After `TIME_MAX_S` it chooses no further records and returns the number of records that
-are moved by then. The window in flight is still finished.
+a redrive is repeated after a crash. One redrive of a topic runs at a time, and other redrives wait
+for it. A redrive is counted in `Moves` from the first copy of a window until no copy is in flight.
+After `TIME_MAX_S` it chooses no further records and returns the number of records moved so far. The
+window in flight is still finished.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NO_SOURCE: Final = "no_source"
 
 
 class SkippedRecord(NamedTuple):
-    """A record that is not moved, and the error code."""
+    """A record that is not moved, and the error code that is the reason."""
 
     seq: int
     code: str
@@ -70,8 +70,8 @@ class Transfer:
 
     ``in_flight``: the seqs of chosen records that are not yet moved or visible again.
 
-    ``ended`` is set when no further records are chosen and none is in flight. ``error`` is set if
-    records could not be chosen.
+    ``ended`` is set when no further records will be chosen and no record is in flight. ``error`` is
+    set if records could not be chosen.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Transfer:
 
     @property
     def remaining(self) -> int:
-        """The number of records that still match, without skipped ones.
+        """The number of records that still match, excluding skipped records.
 
         The number is complete when all records are counted.
         """
@@ -230,7 +230,7 @@ class Transfer:
         self.reason = skip if self.reason is None else min(self.reason, skip)
 
     def refuse(self, target: str, refused: Mapping[int, TopicsError], now: Now) -> None:
-        """Skip records that could not be moved to ``target``. It gets no further records."""
+        """Skip records that could not be moved to ``target``, which gets no further records."""
         for seq, failure in refused.items():
             self._refused.setdefault(target, failure.code)
             self.skip(seq, failure.code, now)
@@ -251,8 +251,8 @@ class Transfer:
 class Redrives(Service):
     """Handles `queue.redrive`.
 
-    ``note_claimable`` is called for queues some of whose jobs may be claimable again, because they
-    could not be moved.
+    ``note_claimable`` is called with a queue if some of its jobs may be claimable again because
+    they could not be moved.
     """
 
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
@@ -262,7 +262,7 @@ class Redrives(Service):
         self._slices = trio.Lock()
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(REDRIVE, self._redrive)
 
     def _redrive(self, request: RedriveCall) -> None:
@@ -299,7 +299,7 @@ class Redrives(Service):
         return is_writable and not (transfer.is_done or self._context.is_stopping)
 
     async def _move_window(self, transfer: Transfer) -> None:
-        """Move a window of records. Each record is moved or put back when this returns."""
+        """Move a window of records. On return, each record is moved or visible again."""
         moves, copies = self._context.moves, dict[str, list[RecordCopy]]()
         try:
             await self._run_step(transfer.search)

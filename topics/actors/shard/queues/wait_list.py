@@ -2,17 +2,17 @@
 
 A claimer is a polled claim or a work stream.
 
-    waiting --served--> its leases are decided --settle--> jobs are sent, or the log lost the leases
-        |--get_nothing--> answered without jobs
+    waiting --served--> has leases --settle--> jobs are sent, or the log has lost the leases
+        |--finish_unserved--> gets a reply that contains no jobs
         '--end--> receives an error, and claims no further jobs
 
-    greedy (`claim_jitter_ms` 0)   the first claimer takes all jobs that it can, then the next one
+    greedy (`claim_jitter_ms` 0)   each claimer in turn takes as many jobs as it can
     jitter                         GATHERING --window over--> DEALING --cohort served--> GATHERING
 
 A cohort consists of all claimers that wait when the window is over. The jobs are divided evenly
 among them, in order of arrival, in slices that one loop iteration can lease. If there are fewer
-jobs than members, the first members get one job each. The others cost no work, and stay in the
-list.
+jobs than members, the first members get one job each. The other members stay in the list and cause
+no work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Claimer:
     """Base of both kinds of claimers.
 
     ``lease_ms``: None selects the queue's setting at the time of the lease. ``capacity``: the
-    number of jobs that it accepts now. A claimer that accepts none leaves the wait list.
+    number of jobs that the claimer accepts now. A claimer with capacity 0 leaves the wait list.
     """
 
     __slots__ = ("holder", "lease_ms", "topic")
@@ -45,7 +45,7 @@ class Claimer:
     lease_ms: int | None
     capacity: int
     is_stream: ClassVar[bool]
-    max_bytes: ClassVar[int]  # approximate bytes of jobs that it takes in one batch
+    max_bytes: ClassVar[int]  # approximate maximum bytes of jobs in one batch
 
     def claim_request(self, max_jobs: int) -> ClaimRequest:
         """Return the request to the engine for up to ``max_jobs`` jobs."""
@@ -53,18 +53,18 @@ class Claimer:
         return ClaimRequest(self.holder, max_jobs, lease_ms)
 
     def begin_waiting(self) -> None:
-        """Note that the claimer was not served in the iteration in which it joined."""
+        """Start to wait, because the claimer was not served in the iteration in which it joined."""
 
     def served(self, change: LeaseChange) -> None:
-        """Note that the claimer has left the wait list with these leases."""
+        """Record the leases with which the claimer has left the wait list."""
         raise NotImplementedError
 
     def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
-        """Send the jobs, or handle the log error that lost their leases."""
+        """Send the jobs, or handle the log error because of which their leases are lost."""
         raise NotImplementedError
 
     def finish_unserved(self) -> None:
-        """Note that the claimer has left the wait list without jobs. Never called for a stream."""
+        """Reply with no jobs, because the claimer has left the list. Never called for a stream."""
         raise NotImplementedError
 
     def end(self, error: Exception) -> None:
@@ -76,7 +76,7 @@ class Claimer:
 
 
 class Share(NamedTuple):
-    """The largest number of jobs that a member of a cohort gets."""
+    """A member of a cohort, and the maximum number of jobs that it gets."""
 
     claimer: Claimer
     max_jobs: int
@@ -85,8 +85,8 @@ class Share(NamedTuple):
 class WaitList:
     """The claimers of one queue.
 
-    ``waiting``: claimers with capacity, the next one first. ``unserved``: waiting claimers that
-    are to be answered without jobs instead of waiting longer. ``streams``: all work streams of the
+    ``waiting``: claimers with capacity; the first is served next. ``unserved``: waiting claimers
+    that get an empty reply instead of waiting longer. ``streams``: all work streams of the
     queue. ``joined``: claimers that joined after the list was last served. ``uncounted``: claimers
     that joined after a cohort was last formed. ``window``: the deadline at which the next cohort is
     formed. ``slices``: the remaining shares of the cohort, each slice served in one step.
@@ -110,7 +110,7 @@ class WaitList:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no claimer waits, and no stream may wait later."""
+        """Whether no claimer waits and the queue has no streams, which may wait later."""
         return not (self.waiting or self.streams)
 
     # Claimers

@@ -6,9 +6,9 @@
     work.close, end of the session     its leases are released, and it is removed
     queue deleted, records unreadable  the same, and work.ended is sent
 
-A stream holds ``max_jobs`` leases at most. One page of jobs is in flight at a time, so the queue
-keeps the jobs that a slow client has not taken. A page that the front has not sent to its client
-does not count as a delivery.
+A stream holds at most ``max_jobs`` leases. One page of jobs is in flight at a time, so further jobs
+stay in the queue if the client is slow. A page that the front has not sent to its client does not
+count as a delivery.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WorkStream(Claimer):
     """An open stream.
 
     ``page``: leases (seq, number) of the jobs in flight to the client. ``pages``: the number of
-    pages until now.
+    pages sent so far.
     """
 
     __slots__ = ("max_jobs", "number", "page", "pages", "session", "streams")
@@ -76,7 +76,7 @@ class WorkStream(Claimer):
     @property
     def capacity(self) -> int:  # type: ignore[override]
         """The number of further jobs that the stream may hold; 0 while a page is in flight."""
-        # It may hold more than `max_jobs`, because an ack that gave it capacity may have been
+        # The stream may hold more than `max_jobs`, because an ack that freed capacity may have been
         # undone.
         return 0 if self.page is not None else max(0, self.max_jobs - self.holder.held)
 
@@ -110,7 +110,7 @@ class WorkStreams(Service):
         return sum(map(len, self._by_session.values()))
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(WORK_OPEN, self._open)
         router.subscribe(WORK_TAKEN, self._taken)
         router.subscribe(WORK_CLOSE, self._close)
@@ -119,7 +119,7 @@ class WorkStreams(Service):
         """Release the leases of the session's streams."""
         for stream in tuple(self._by_session.get(session, {}).values()):
             self._release(stream)
-        self._context.deadlines.wake()  # this runs outside of an iteration
+        self._context.deadlines.wake()  # because this runs outside an iteration
 
     # Jobs
 
@@ -130,7 +130,7 @@ class WorkStreams(Service):
         if self._find(stream.session, stream.number) is not stream:
             return
         if isinstance(result, OSError):
-            stream.page = None  # it holds fewer jobs than before, and joins the wait list again
+            stream.page = None  # the stream holds fewer jobs now, and joins the wait list again
             return
         stream.topic.touch(*self._context.now)
         jobs = queue_answers.jobs_json(change.jobs)
@@ -169,7 +169,7 @@ class WorkStreams(Service):
         self._dispatch.unfollow(stream)
         if stream.holder.held and not stream.topic.deleted:
             now = self._commits.now()
-            # Leases of jobs that the client has not got do not count as deliveries. All others do.
+            # Only the leases of jobs that the client has received count as deliveries.
             for change in (
                 lease_jobs.unclaim(stream.topic, unshown, now),
                 lease_jobs.release(stream.topic, stream.holder, now),
@@ -181,14 +181,14 @@ class WorkStreams(Service):
     def _find(self, session: LinkSession, number: int) -> WorkStream | None:
         return self._by_session.get(session, {}).get(number)
 
-    # Messages of the front
+    # Messages from the front
 
     def _open(self, request: InboundMessage[WorkOpenParams, NoResult]) -> None:
         context, params, session = self._context, request.params, request.session
         context.check_writable()
         topic = context.find_queue(params.topic)
         topic.touch(*context.now)
-        # A new stream replaces an open one of the same number.
+        # A new stream replaces an open stream with the same number.
         earlier = self._find(session, params.work)
         if earlier is not None:
             self._release(earlier)

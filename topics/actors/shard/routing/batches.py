@@ -1,11 +1,11 @@
 """Batches: the records that a router forwards next, prepared once for all routers that share them.
 
     records                                     the forward has
-    in the current log file, dest here          runs that name their frames
+    in the current log file, dest here          runs that refer to their frames
     anywhere else, or dest elsewhere            the records themselves, as its attachment
 
 The number of a batch identifies it, so the dest's log stores its payload only once, regardless of
-the number of forwards that carry it.
+the number of forwards that contain it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BODY: Final = struct.Struct("<III")
 class ForwardBatch(NamedTuple):
     """The records that follow the cursor of some routers, up to ``to_seq``.
 
-    ``number`` identifies ``body``; if it is 0, the runs name frames of the log. ``seqs``: the
+    ``number`` identifies ``body``; if it is 0, the runs refer to frames of the log. ``seqs``: the
     source seq of the first record of each run.
     """
 
@@ -41,7 +41,7 @@ class ForwardBatch(NamedTuple):
     number: int = 0
 
     def packed(self, drops: int, *, is_stamped: bool) -> bytes:
-        """Encode the runs as a router copies them."""
+        """Encode the runs for a router. ``drops``: the fields that its copies do not contain."""
         if is_stamped:
             return encode_runs(
                 run._replace(drops=drops, stamp=OWN_STAMP, stamp_seq=seq)
@@ -53,15 +53,15 @@ class ForwardBatch(NamedTuple):
 def frame_bytes_max(run_count: int, names: Iterable[str]) -> int:
     """Return an upper bound for the bytes of a FORWARD frame without payload, with related frames.
 
-    ``names``: of the routers of the frame, and other strings of their stamps.
+    ``names``: the names of the frame's routers, and the other strings in their stamps.
     """
     return 512 + RUN.size * run_count + sum(256 + len(name.encode()) for name in names)
 
 
 def named_batch(picked: Picked, wal: Wal, names: Iterable[str]) -> ForwardBatch | None:
-    """Return a batch that names the frames of its records, or None.
+    """Return a batch that refers to the frames of its records.
 
-    None means that the next frame may not name all of them.
+    Return None if the next frame may not refer to all of these frames.
     """
     runs, seqs = [], []
     length = frame_bytes_max(len(picked.runs), names)
@@ -74,7 +74,7 @@ def named_batch(picked: Picked, wal: Wal, names: Iterable[str]) -> ForwardBatch 
 
 
 def body_batch(picked: Picked, store: Store, number: int) -> ForwardBatch:
-    """Return a batch that contains its records. Raises `Unreadable`."""
+    """Return a batch that contains copies of its records. Raises `Unreadable`."""
     pieces = [(store.records(run.locator), run.start, run.stop) for run in picked.runs]
     first = picked.runs[0]
     flags, count, ext, parts, _ = payload_of(

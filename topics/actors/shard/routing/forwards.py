@@ -1,13 +1,13 @@
 """Forwards: append copies of routers to the dests of this shard (§6).
 
-    router.forward -> for each router: is its cursor there, has its dest space?
+    router.forward -> for each router: is its cursor at from_seq, has its dest space?
         -> routers with equal copies: ONE frame with the payload and all cursors --committed-->
         outcome; all outcomes -> reply
 
 If a router's cursor is not where the forward begins, the forward changes nothing for that router,
 and the reply contains the actual cursor. So a forward that is sent twice is applied once. If the
-log file already has the payload, of an earlier forward or of the source itself, the frame names it
-instead of containing it again.
+log file already contains the payload, from an earlier forward or from the source itself, the frame
+refers to it instead of containing it again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ForwardCall: TypeAlias = InboundMessage[ForwardParams, ForwardResult]
 Settle: TypeAlias = Callable[..., None]
 """`_Answers.settle` of one target."""
 
-LOGGED_MAX: Final = 16  # batches whose payload may be named again
+LOGGED_MAX: Final = 16  # number of batches to whose payload a later frame may refer
 _EXTERNAL: Final = int(RecordFlags.EXTERNAL)
 
 log = structlog.get_logger()
@@ -86,10 +86,10 @@ class Forwards(Service):
         # Payloads that the log contains, with the LSN of their frame, by session and batch number,
         # the newest last.
         self._logged: OrderedDict[tuple[Any, int], tuple[int, RecordsView]] = OrderedDict()
-        self._losses = 0  # the log's count of losses when these were noted
+        self._losses = 0  # the number of rollbacks when `_logged` was last valid
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(FORWARD, self._forward)
 
     def _forward(self, request: ForwardCall) -> None:
@@ -134,7 +134,7 @@ class Forwards(Service):
             settle(ForwardStatus.NO_DEST, Derivation(target.start_seq, 0))
             return None
         at = derivation_of(topic, target.router, target.start_seq)
-        # The cursor of a removed router is discarded, even if its source has not been notified yet.
+        # Discard the cursor of a removed router, even if its source has not been notified yet.
         is_fed = self._registry.may_feed(topic.name, target.router)
         # A router has at most one pending change, and a held topic accepts no changes.
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
@@ -181,7 +181,7 @@ class Forwards(Service):
         except Unreadable as error:
             log.warning("forward records unreadable", error=str(error))
             payload = None
-        if payload is None:  # the log has begun another file since the runs were made
+        if payload is None:  # the log has begun another file since the runs were created
             _settle_all_behind(takers, params, answers)
             return
         # Dests may differ in `$ts`, in free space and in the size of the copies. Each group of
@@ -190,7 +190,7 @@ class Forwards(Service):
         copiers: dict[_CopyGroup, Copier] = {}
         plain: Copier | None = None
         for index, taker in takers.items():
-            # Without own stamps, the copies of all routers are equal, and share one renderer.
+            # If the routers add no stamps, all copies are equal and share a renderer.
             copier = plain or payload.copier(taker.name)
             if not payload.is_stamped:
                 plain = copier
@@ -227,7 +227,7 @@ class Forwards(Service):
     ) -> _Payload:
         """Append copies to dests with equal copies.
 
-        Return the payload as the next frame names it.
+        Return the payload to which the next frame refers.
         """
         params = request.params
         is_all = group_key.copies == payload.records
@@ -235,10 +235,10 @@ class Forwards(Service):
         # source.
         status = ForwardStatus.DONE if is_all else ForwardStatus.FULL
         to_seq = params.to_seq if is_all else payload.seq_of(group_key.copies - 1, params.seqs)
-        # A frame may only name frames of its own log file.
+        # A frame may refer only to frames of its own log file.
         if not self._has_room(payload, takers.values()):
             if not payload.logged_at:
-                # Otherwise the source would name the frames of this file again.
+                # Otherwise the source would refer to frames of this file again.
                 self._context.wal.end_file()
                 _settle_all_behind(takers, params, answers)
                 return payload
@@ -320,12 +320,12 @@ class Forwards(Service):
         return found is not None and self._may_name(found[0], request.params)
 
     def _may_name(self, lsn: int, params: ForwardParams) -> bool:
-        """Return whether a frame for this forward may name the frame at ``lsn``."""
+        """Return whether a frame for this forward may refer to the frame at ``lsn``."""
         names = [target[-1] for target in params.targets]
         return self._context.wal.may_name(lsn, frame_bytes_max(len(params.seqs), names))
 
     def _has_room(self, payload: _Payload, takers: Iterable[ForwardDest]) -> bool:
-        """Return whether the new frame fits in the log file that contains the frames it names."""
+        """Return whether the new frame fits in the log file of the frames to which it refers."""
         named = payload.named
         names = [taker.name for taker in takers]
         texts = [text for stamp in payload.stamps for text in stamp[:2]]
@@ -333,7 +333,7 @@ class Forwards(Service):
         return not named or self._context.wal.may_name(min(named), length)
 
     def _payload(self, request: ForwardCall, records: RecordsView | None) -> _Payload | None:
-        """Return the records, or None if the named frames are not in the current log file."""
+        """Return the records, or None if their frames are not in the current log file."""
         params = request.params
         runs = decode_runs(params.runs)
         if not params.batch:
@@ -347,7 +347,7 @@ class Forwards(Service):
         return _Payload(runs, (), {0: view}, params, lsn)
 
     def _named(self, runs: Sequence[Run], params: ForwardParams) -> _Payload | None:
-        """Return runs of the log.
+        """Return the records of runs that refer to frames of the log.
 
         Runs of copies are resolved to the frames that contain the records.
         """
@@ -368,14 +368,14 @@ class Forwards(Service):
         return _Payload(composed, [*stamps], views, params, 0)
 
     def _composed(self, run: Run, stamps: dict[Stamp, int]) -> Iterator[Run]:
-        """Yield the run, or the runs of the copies that it names.
+        """Yield the run. If it refers to copies, yield the runs of the copied records instead.
 
-        ``stamps`` collects the stamps that these copies already have.
+        The stamps of these copies are added to ``stamps``.
         """
         if not is_row(run.lsn):
             yield run
             return
-        # The run names copies. Resolve them to the runs of their FORWARD frame.
+        # The run refers to copies. Resolve them to the runs of their FORWARD frame.
         header, body = self._context.wal.frame_at(run.lsn)
         held = decode_forward(header, body)
         inner_stamps = held.stamps_of(row_index(header, run.lsn))
@@ -408,8 +408,8 @@ class _CopyGroup(NamedTuple):
 class _Payload(NamedTuple):
     """The records of a forward.
 
-    ``views``: by the LSN that runs name; 0 means the attachment. ``logged_at``: LSN of the frame
-    that contains the attachment, or 0.
+    ``views``: the records by the LSN in the runs; 0 means the attachment. ``logged_at``: LSN of the
+    frame that contains the attachment, or 0.
     """
 
     runs: Sequence[Run]
@@ -435,7 +435,7 @@ class _Payload(NamedTuple):
         return self.runs[0].stamp == OWN_STAMP
 
     def copier(self, router: str, count: int | None = None) -> Copier:
-        """Return a renderer for the copies of a router. ``count``: limits it to the first ones."""
+        """Return a renderer for the first ``count`` copies of a router, by default for all."""
         runs, stamps = self.runs, self.stamps
         if count is not None:
             runs = runs_within(runs, 0, count)
@@ -454,7 +454,7 @@ class _Payload(NamedTuple):
         return ForwardBody(0, 0, (), runs, stamps=self.stamps, payload=payload)
 
     def seq_of(self, index: int, seqs: Sequence[int]) -> int:
-        """Return the source seq of a record. ``seqs``: those of the runs of the forward."""
+        """Return the source seq of a record. ``seqs``: the first source seq of each run."""
         for run, seq in zip(decode_runs(self.params.runs), seqs, strict=True):
             if index < run.stop - run.start:
                 return seq + index
@@ -465,7 +465,7 @@ class _Payload(NamedTuple):
 def _settle_all_behind(
     takers: Mapping[int, ForwardDest], params: ForwardParams, answers: _Answers
 ) -> None:
-    """Settle all takers as BEHIND, so that the source looks up the records again."""
+    """Settle all takers as BEHIND, so that the source sends a new batch of the records."""
     for index, taker in takers.items():
         answers.settle(index, ForwardStatus.BEHIND, Derivation(params.from_seq, taker.total))
 

@@ -3,7 +3,7 @@
 Mutations that share a name run in the order of their requests. A mutation that waits for a shard
 delays only mutations with which it shares a name.
 
-    add --> waiting for earlier ones with a common name --> its task --> done, or an error reply
+    add --> waiting for earlier ones that share a name --> its task --> done, or an error reply
                          '-- caller disconnected, or timed out: dropped
 """
 
@@ -21,14 +21,14 @@ from topics.actors.shard.held_topics import Request
 from topics.actors.shard.peers import PeerCall
 from topics.formats.wire.contract import Call, P, R
 
-CALL_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
+CALL_MAX_S: Final = 5.0  # a slower shard is treated as unavailable
 log = structlog.get_logger()
 
 
 class Mutation(NamedTuple):
-    """One change of routers. ``names``: the routers and topics that it concerns.
+    """One change of routers. ``names``: the routers and topics that it affects.
 
-    ``mutate`` answers ``request``, or raises the error of its reply.
+    ``mutate`` replies to ``request``, or raises the error to reply with.
     """
 
     names: Set[str]
@@ -55,7 +55,7 @@ class Mutations:
         self._begin()
 
     def _begin(self) -> None:
-        """Start the waiting mutations that need not wait for another one."""
+        """Start the waiting mutations that need not wait for another mutation."""
         if self._context.moves.defer_if_held(self._begin):
             return
         taken, left = set(self._busy), []
@@ -92,7 +92,7 @@ class Mutations:
 
 
 async def call_shard(context: ShardContext, shard: int, call: Call[P, R], params: P) -> R:
-    """Return the reply of ``shard`` to a call without attachments. Raises as `PeerCall.result`."""
+    """Return the reply of ``shard`` to a call. Raises the same errors as `PeerCall.result`."""
     pending = PeerCall[R](shard)
     with context.iteration():
         context.peers.call(shard, call, params, b"", pending.then)

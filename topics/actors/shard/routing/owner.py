@@ -1,23 +1,24 @@
 """Router owner: the shard that creates, configures, removes and shows all routers (§6).
 
-    PUT      ends exist or are created -> log -> the shards of both ends have it -> answered
-    DELETE   log -> the available shards of the ends have it -> answered
-    CASCADE  as DELETE, for all routers that name a topic, before that topic is deleted
+    PUT      ends exist or are created -> log -> the shards of both ends have it -> reply
+    DELETE   log -> the available shards of the ends have it -> reply
+    CASCADE  like DELETE, for all routers of a topic, before this topic is deleted
 
-Mutations that share a name run sequentially (`mutations.py`). A mutation checks the graph, and the
-result of the check must remain valid until the change is in the log. So only one mutation at a time
-does this, and it makes no request to another shard until then. The graph is changed after the log
-has the change, and then the shards are notified (`pushes.py`). After a crash between two steps,
-there are topics without their router, or a router that the shards receive when they connect.
+An end of a router is its source or its dest. Mutations that share a name run sequentially
+(`mutations.py`). A mutation checks the graph, and the result of the check must remain valid until
+the change is in the log. So only one mutation at a time checks and logs, and in between it makes no
+request to another shard. The graph is changed after the log has the change, and then the shards are
+notified (`pushes.py`). After a crash between two steps, there are topics whose router was not
+created, or a router that the shards receive when they connect.
 
-Configs are shown from the graph. Counters are requested from the shards of the sources, once for
-each reply. If a shard does not know a router, the router is shown after its pending mutations,
-because then all available shards know it.
+Configs in replies come from the graph. Counters are requested from the shards of the sources for
+each reply. If a shard does not know a router, the reply waits for the router's pending mutations,
+because after them all available shards know it.
 
-A router whose source or dest changes gets a new incarnation with a new id. It is logged before the
-shards of the old ends are notified, and until then the old incarnation continues unchanged. A
-second frame stores where the old incarnation stopped, and its final total. Then the shards of the
-new ends are notified.
+A router whose source or dest changes gets a new incarnation with a new id. The new incarnation is
+logged before the shards of the old ends are notified. Until then the old incarnation continues
+unchanged. A second frame stores where the old incarnation stopped, and its final total. Then the
+shards of the new ends are notified.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ from topics.formats.wire.calls import (
 )
 from topics.storage.wal.log_file import NoSpace
 
-ATTEMPTS: Final = 3  # to create a router if its ends are deleted at the same time
+ATTEMPTS: Final = 3  # attempts to create a router if its ends are deleted at the same time
 # A reserved slot for a new end is valid for this time. It expires before the reply is overdue.
 RESERVATION_MS: Final = int(CALL_MAX_S * 1000) - 1000
 
@@ -108,7 +109,7 @@ class RoutersChanging(NotReady):
 
 
 class RouterOwner(Service):
-    """Handles router requests of clients, and the deletion of topics that are ends of routers."""
+    """Handles router requests from clients, and the deletion of topics that are ends of routers."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
@@ -124,7 +125,7 @@ class RouterOwner(Service):
             context.peers.on_open.append(self._pushes.push_all)
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(ROUTER_PUT, self._put)
         router.serve(ROUTER_DELETE, self._delete)
         router.serve(ROUTER_CASCADE, self._cascade)
@@ -192,7 +193,7 @@ class RouterOwner(Service):
             reply_json(request, PutResult(is_new), body, params.at)
 
     def _is_known(self, router: Router) -> bool:
-        """Return whether the shards of its ends have stored it."""
+        """Return whether the shards of the router's ends have stored it."""
         shards = map(self._peers.shard_of, (router.source, router.dest))
         return all(map(self._pushes.is_up_to_date, shards))
 
@@ -205,7 +206,7 @@ class RouterOwner(Service):
             self._context.check_writable(grows=True)
             source, dest = await self._ends(name, config, create_dest=create_dest)
             before = self._graph.by_name.get(name)
-            # Another source or dest needs a new incarnation, which begins where the old one stops.
+            # A new source or dest requires a new incarnation.
             if before is not None and not _has_ends(before, config, source, dest):
                 counted = await self._counted(before)
                 # The new incarnation is logged before the old one stops. A crash in between
@@ -266,7 +267,7 @@ class RouterOwner(Service):
     async def _ends(
         self, name: str, config: RouterConfig, *, create_dest: bool
     ) -> tuple[EndpointResult, EndpointResult]:
-        """Return source and dest, which exist now. A router that is refused creates no topics."""
+        """Return source and dest, creating missing topics. A refused router creates no topics."""
         source = await self._end(config.source)
         # First look up both ends without creating any, so that a refused router leaves no new
         # topics.
@@ -287,10 +288,10 @@ class RouterOwner(Service):
 
     @contextmanager
     def _reserve_topics(self, count: int) -> Iterator[Callable[[], None]]:
-        """Reserve ``count`` slots among the topics of the server, for ends that are created (§11).
+        """Reserve ``count`` topics of the server's cap, for ends that will be created (§11).
 
-        The yielded function releases one slot. Call it for each created end, which counts as a
-        topic itself. Raises `Throttled` or `NotReady`, and then no end is created.
+        The yielded function releases one reservation. Call it for each created end, because the end
+        then counts as a topic itself. Raises `Throttled` or `NotReady`; then no end is created.
         """
         cap = self._engine.table.topic_cap
         if cap is None or not count:
@@ -328,7 +329,7 @@ class RouterOwner(Service):
     ) -> Router:
         """Return the router to be logged.
 
-        This is the current incarnation with another config, or a new incarnation with the id 0.
+        This is the current incarnation with the new config, or a new incarnation with id 0.
         """
         before = self._graph.by_name.get(name)
         if before is not None and _has_ends(before, config, source, dest):
@@ -351,12 +352,12 @@ class RouterOwner(Service):
         return sum(row[1] for row in stats.stats)
 
     async def _stop_replaced(self, before: Router, router: Router, counted: int) -> Router:
-        """Stop the old incarnation of a router, after the new one is in the log.
+        """Stop the old incarnation of a router, after the new incarnation is in the log.
 
-        Return the new incarnation, which adds the final total and begins where the old one stopped.
+        Return the new incarnation with the final total, beginning where the old one stopped.
         """
-        # An error from here on has a small effect: a few records are missing in the total, or are
-        # forwarded to both dests.
+        # An error from now on has only a small effect: a few records are missing from the total, or
+        # are forwarded to both dests.
         with suppress(TopicsError):
             # The shards of the old ends stop the router when they are notified. The push waits
             # for forwards in flight.
@@ -502,16 +503,17 @@ class RouterOwner(Service):
     # Common steps
 
     def _check_owner(self) -> None:
-        """Raise `Internal` in a shard that does not own the routers."""
+        """Raise `Internal` if this shard does not own the routers."""
         if self._engine.table.shard != ROUTER_OWNER:
             raise Internal("another shard owns the routers")
 
     async def _log(self, decide: Callable[[], RouterChange]) -> None:
-        """Make a change durable. Raises `NotReady`, and then nothing is changed."""
+        """Make a change durable. If this raises `NotReady`, nothing is changed."""
         self._context.begin_iteration()
         result = await self._commits.submit_and_wait(decide())
         if isinstance(result, NoSpace):
-            # A group with an append may not use the log's reserve. A removal in its own group may.
+            # A group that contains an append may not use the log's reserve. Retry in a new group,
+            # because a removal may use the reserve.
             self._context.begin_iteration()
             result = await self._commits.submit_and_wait(decide())
         if isinstance(result, OSError):
@@ -521,7 +523,7 @@ class RouterOwner(Service):
 def _has_ends(
     router: Router, config: RouterConfig, source: EndpointResult, dest: EndpointResult
 ) -> bool:
-    """Return whether this incarnation of a router has these ends."""
+    """Return whether this incarnation of a router has the given ends."""
     return (router.source, router.dest, router.source_id, router.dest_id) == (
         *(config.source, config.dest, source.id, dest.id),
     )
@@ -535,6 +537,6 @@ def _check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) 
 
 
 def _redacted(error: RouterCycle, prefixes: list[str] | None) -> RouterCycle:
-    """Return the error without the names that the key may not see."""
+    """Return the error, with None in place of each name that the key may not see."""
     cycle: list[str] = error.detail["cycle"]
     return RouterCycle([name if covered(name, prefixes) else None for name in cycle])

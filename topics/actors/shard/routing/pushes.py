@@ -31,7 +31,7 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 
-REPLY_MAX_S: Final = 5.0  # seconds; a slower shard is treated as unavailable
+REPLY_MAX_S: Final = 5.0  # a slower shard is treated as unavailable
 RETRY_S: Final = 1.0
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ Push: TypeAlias = PeerCall[RouterSyncResult]
 class Pushes:
     """Sends the routers to all shards.
 
-    ``on_orphans`` is called with ids of routers that lack an end.
+    ``on_orphans`` is called with the ids of routers whose source or dest does not exist.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Pushes:
         self._context, self._on_orphans = context, on_orphans
         self._graph = context.engine.routers
         self._complete: set[int] = set()  # shards that have stored a complete list
-        self._unanswered: Counter[int] = Counter()  # messages to each shard without a reply
+        self._unanswered: Counter[int] = Counter()  # messages to each shard that got no reply yet
         self._retries: set[int] = set()  # shards that get all routers again soon
 
     def is_up_to_date(self, shard: int) -> bool:
-        """Return whether the shard has stored everything that it was sent in this session."""
+        """Return whether the shard has stored all routers that were sent to it in this session."""
         has_owner_list = shard in self._complete and not self._unanswered[shard]
         return has_owner_list and self._context.peers.is_connected(shard)
 
@@ -79,7 +79,7 @@ class Pushes:
         return self._send(shard, RouterSyncParams(rows, gone, is_all=False))
 
     async def push_each(self, put: Sequence[Router], removed: Sequence[Router]) -> dict[int, Push]:
-        """Send changes to the shards of their ends. Wait up to `REPLY_MAX_S` for replies."""
+        """Send changes to the shards of their ends. Wait at most `REPLY_MAX_S` for replies."""
         shard_of = self._context.peers.shard_of
         changed: defaultdict[int, list[Router]] = defaultdict(list)
         gone: defaultdict[int, list[Router]] = defaultdict(list)
@@ -144,7 +144,7 @@ class Pushes:
 
 
 def row_of(router: Router, *, is_cyclic: bool) -> RouterRow:
-    """Return the router as the shards of its ends store it."""
+    """Return the router in the form in which the shards of its ends store it."""
     config = router.config
     return RouterRow(
         id=router.id,

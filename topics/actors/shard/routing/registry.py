@@ -4,7 +4,7 @@
     router.stats     counters of routers with their source here
     router.endpoint  a topic of this shard that is to become an end of a router (§6.1)
 
-If the owner is unavailable, the shard continues with the routers that it received last.
+While the owner is unavailable, the shard continues with the routers that it received last.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ StatsCall: TypeAlias = InboundMessage[RouterStatsParams, RouterStats]
 EndpointCall: TypeAlias = InboundMessage[EndpointParams, EndpointResult]
 SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
-SETTLE_S: Final = 0.5  # seconds; how long a reply with counters waits for forwards in flight
-SETTLE_POLL_S: Final = 0.005  # seconds between two checks for their end
+SETTLE_S: Final = 0.5  # maximum time that a reply with counters waits for forwards in flight
+SETTLE_POLL_S: Final = 0.005  # time between two checks whether these forwards have ended
 
 
 class RouterRegistry(Service):
@@ -68,7 +68,7 @@ class RouterRegistry(Service):
         self._removed_dests: set[str] = set()  # dests of routers that the last message removed
 
     def register(self, router: MessageRouter) -> None:
-        """Serve all sessions of ``router``."""
+        """Register the handlers for all sessions of ``router``."""
         router.serve(ROUTER_SYNC, self._sync)
         router.serve(ROUTER_STATS, self._stats)
         router.serve(ROUTER_ENDPOINT, self._endpoint)
@@ -76,11 +76,11 @@ class RouterRegistry(Service):
     # Queries
 
     def has_routers(self, topic: str) -> bool:
-        """Return whether a router may name the topic, which belongs to this shard.
+        """Return whether a topic of this shard may be an end of a router.
 
         Until the owner has sent its list, return whether the owner is available, because the caller
-        then queries it. If a router loses an end while the owner is unavailable, the owner removes
-        the router later.
+        then queries it. If an end of a router is deleted while the owner is unavailable, the owner
+        removes the router later.
         """
         if not self.has_owner_list:
             return self._context.peers.is_connected(ROUTER_OWNER)
@@ -94,11 +94,11 @@ class RouterRegistry(Service):
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
     def _end(self, name: str, topic_id: int) -> Topic | None:
-        """Return an end of a router, or None if it was deleted, or deleted and created again."""
+        """Return an end of a router, or None if it was deleted, even if it was created again."""
         topic = self._engine.topics.get(name)
         return topic if topic is not None and topic.id == topic_id else None
 
-    # Messages of the owner
+    # Messages from the owner
 
     def _sync(self, request: SyncCall) -> None:
         params = request.params
@@ -136,10 +136,10 @@ class RouterRegistry(Service):
             request.reply(RouterSyncResult(orphans, totals))
 
     def _drop_derivations(self, dests: Iterable[str]) -> None:
-        """Remove cursors of routers that no longer feed these topics.
+        """Remove the cursors of routers that no longer feed these topics.
 
-        This is done with the message after the one that removes the router. Until then a forward
-        may be in flight, and a router whose change fails is sent again and continues.
+        This happens one message later than the removal of the router. Until then a forward may be
+        in flight, and a router whose change fails may be sent again and continue.
         """
         for name in dests:
             topic = self._engine.topics.get(name)
@@ -180,9 +180,10 @@ class RouterRegistry(Service):
         self._answer_stats(request, trio.current_time() + SETTLE_S)
 
     def _answer_stats(self, request: StatsCall, until: float) -> None:
-        """Answer when no forward of these routers is in flight, or at ``until`` in any case.
+        """Reply when no forward of these routers is in flight, or at ``until`` at the latest.
 
-        Then the counters agree with the records that readers of the dests see.
+        While no forward is in flight, the counters agree with the records that readers of the dests
+        see.
         """
         routers, now = request.params.routers, trio.current_time()
         if now < until and not all(map(self._is_settled, routers)):
@@ -205,8 +206,8 @@ class RouterRegistry(Service):
     # Ends of routers
 
     def _endpoint(self, request: EndpointCall) -> None:
-        # A held topic is not refused. If it is held for its deletion, that waits for the owner of
-        # the routers, which may wait for this reply.
+        # Do not wait for a held topic. If it is held for its deletion, the deletion waits for the
+        # owner of the routers, which may wait for this reply.
         params = request.params
         topic = self._engine.topics.get(params.topic)
         if topic is None and not params.create:

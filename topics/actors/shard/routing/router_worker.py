@@ -21,7 +21,7 @@ from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 1.0
-HOPS_STORED_MAX = 1024  # ranges that are kept while some routers have not reached them
+HOPS_STORED_MAX = 1024  # hop ranges that are kept while some routers have not reached them
 
 
 class WorkerState(Enum):
@@ -36,7 +36,7 @@ class WorkerState(Enum):
 class GroupKey(NamedTuple):
     """The properties by which workers are grouped. Workers of a group can share a message."""
 
-    shard: int  # of the dest
+    shard: int  # the shard of the dest
     is_known: bool
     cursor: int
     seen: int
@@ -50,8 +50,8 @@ class GroupKey(NamedTuple):
 class RouterWorker:
     """One router. Both cursors are valid only after the dest has reported its state.
 
-    ``cursor``: the cursor that the dest's log contains. ``seen``: at or above ``cursor``; no record
-    up to it remains to be copied.
+    ``cursor``: the cursor that the dest's log contains. ``seen``: a seq at or above ``cursor``; no
+    record up to ``seen`` remains to be copied.
     """
 
     __slots__ = (
@@ -66,7 +66,8 @@ class RouterWorker:
         self.state = WorkerState.IDLE
         self.retry: Deadline | None = None
         self.retry_s = 0.0
-        # Bytes that a full dest lacked. The next forward requests this space, without records.
+        # Bytes that a full dest lacked. The next forward contains no records, but requests this
+        # space.
         self.need = 0
         self.must_log = False  # the dest's log must store ``seen``
         self.on_removed: Callable[[int], object] | None = None  # called with ``total``
@@ -99,7 +100,7 @@ class RouterWorker:
 
     @property
     def target(self) -> ForwardTarget:
-        """This router as a target of a forward."""
+        """The entry of this router in the targets of a forward."""
         row = self.row
         return ForwardTarget(row.id, row.dest, row.dest_id, row.start_seq, row.name)
 
@@ -109,11 +110,11 @@ class RouterWorker:
         self.total, self.is_known, self.must_log = total, True, False
 
     def skip_to(self, seq: int) -> None:
-        """Note that no record up to ``seq`` remains to be copied."""
+        """Set ``seen``, because no record up to ``seq`` remains to be copied."""
         self.seen = seq
 
     def end_removal(self) -> None:
-        """Report the total of a removed router: none of its forwards is in flight."""
+        """Report the total of a removed router, because none of its forwards is in flight."""
         self.state = WorkerState.IDLE
         if self.on_removed is not None:
             call, self.on_removed = self.on_removed, None
@@ -123,7 +124,7 @@ class RouterWorker:
 class RouterSource:
     """A topic and the routers that it feeds.
 
-    ``ready``: workers that may send, grouped by likeness.
+    ``ready``: workers that may send, by `GroupKey`.
     """
 
     __slots__ = ("has_new_records", "hops", "hops_from", "idle", "ready", "topic", "workers")
@@ -154,7 +155,7 @@ class RouterSource:
         self.ready.setdefault(worker.group_key, {})[worker] = None
 
     def unmark_ready(self, worker: RouterWorker) -> None:
-        """Unmark a ready worker. Call this before its likeness changes."""
+        """Unmark a ready worker. Call this before its group key changes."""
         alike = self.ready.get(worker.group_key)
         if alike is not None:
             alike.pop(worker, None)
@@ -174,7 +175,7 @@ class RouterSource:
                 self.make_ready(worker)
 
     def take_group(self, count: int, has_capacity: Callable[[int], bool]) -> list[RouterWorker]:
-        """Return up to ``count`` ready workers of one group, or none.
+        """Return up to ``count`` ready workers of one group, or an empty list.
 
         ``has_capacity``: whether the shard of their dests accepts a message.
         """

@@ -5,15 +5,16 @@
                             '--- reply: cursor, or a retry later ---'
 
 A commit only marks its source as due, so routers add no work to the path of a write. An iteration
-forwards for about a millisecond, and the rest follows in the next one. While clients write, there
-are pauses between rounds, which leave most of the loop's time to clients. After a time with few
-rounds there is no pause. Routers with equal cursors and copies share batches and messages. A router
-has one forward in flight. Records that are written in the meantime are part of its next forward.
+forwards for about a millisecond, and the rest follows in the next iteration. While clients write,
+there are pauses between rounds, which leave most of the loop's time to clients. After a period with
+few rounds there is no pause. Routers with equal cursors and copies share batches and messages. A
+router has one forward in flight. Records that are written in the meantime are part of its next
+forward.
 
-No request about a dest waits for a router: forwarding is asynchronous (§6, `decisions/0027`).
+No request to a dest waits for a router, because forwarding is asynchronous (§6, `decisions/0027`).
 
-Records that the dest cannot take remain in the source. The router requests space, without sending
-the records, at increasing intervals.
+Records that do not fit in the dest remain in the source. The router requests space at increasing
+intervals, and sends the records when the dest has space.
 """
 
 from __future__ import annotations
@@ -70,18 +71,19 @@ WORK_S: Final = 0.001  # duration of one iteration of forwarding
 PAUSE_RATIO: Final = 3.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.05
 CREDIT_MAX_S: Final = 0.02
-TARGETS_MAX: Final = 64  # routers of one message
-IN_FLIGHT_MAX: Final = 128  # dests of one shard, which serves other requests between two messages
+TARGETS_MAX: Final = 64  # maximum number of routers in one message
+# Maximum targets in flight to one shard, which serves other requests between two messages.
+IN_FLIGHT_MAX: Final = 128
 BATCH_RECORDS: Final = 4096
 BATCH_BYTES: Final = 1 << 20
 BATCH_RUNS: Final = 1024
 SCAN_RECORDS: Final = 16_384
 LOG_SKIPPED_S: Final = 1.0  # interval at which cursors that only skipped records are logged
-BATCHES_MAX: Final = 16  # stored batches, with their records
+BATCHES_MAX: Final = 16  # maximum number of stored batches that contain their records
 NON_REMOVING: Final = (Reservation, LeaseChange)  # changes of other types may remove records
 
 BatchKey: TypeAlias = tuple[int, int, TagMatch | None, int]
-"""Topic id, cursor, filter of the records, highest hop."""
+"""Topic id, cursor, filter for the records, maximum hop count."""
 
 
 # States of a worker (`router_worker.WorkerState`):
@@ -114,8 +116,8 @@ class RouterWorkers(Service):
         # None if no round is scheduled. `_plan` sets it and `_work` clears it, so there is at
         # most one.
         self._next: Deadline | None = None  # deadline of the next round
-        # The context's count of appends at the last round, to detect whether clients have written
-        # since.
+        # The context's number of appends at the last round, to detect whether clients have written
+        # since then.
         self._appends_seen = 0
         # Messages without a reply, to all shards. A round lasts from the first of them until
         # there are none.
@@ -232,7 +234,10 @@ class RouterWorkers(Service):
     # Scheduling
 
     def _source_changed(self, change: Change) -> None:
-        """Handle a change of a source."""
+        """Schedule the source for new records, and remove its routers if it is deleted.
+
+        Drop its stored batches after any other change that may remove records.
+        """
         source = self._sources[change.topic.id]
         if isinstance(change, Append | Advance):
             _note_hops(source, change)
@@ -261,7 +266,7 @@ class RouterWorkers(Service):
 
         While clients write, it starts after the pauses of earlier rounds.
 
-        It then includes the records that were written in the meantime.
+        The round then includes the records that were written in the meantime.
         """
         if self._next is None:
             # Without writes of clients since the last round, no client needs the loop, and the
@@ -296,9 +301,9 @@ class RouterWorkers(Service):
         return shard != self._shard and self._has_capacity(shard)
 
     def _feed(self, source: RouterSource, until: float) -> bool:
-        """Forward to the dests of one source. Return whether it is done for now.
+        """Forward to the dests of one source. Return False if time ran out before all were served.
 
-        Other shards come first, so that they work in parallel with this one.
+        Messages to other shards are sent first, so that they work in parallel with this shard.
         """
         # Do not copy records whose age has passed, because readers of the source cannot read them
         # either.
@@ -319,9 +324,10 @@ class RouterWorkers(Service):
     # One forward
 
     def _send(self, source: RouterSource, workers: list[RouterWorker]) -> None:
-        """Forward to a group of workers that share a likeness."""
+        """Send one forward for a group of workers with equal group keys."""
         first = workers[0]
-        # A forward without records requests the cursor, or the space that a full dest lacked.
+        # A forward that contains no records requests the cursor, or the space that a full dest
+        # lacked.
         if not first.is_known or first.need:
             self._send_forward(source, workers, ForwardBatch(first.cursor, 0))
             return
@@ -372,7 +378,8 @@ class RouterWorkers(Service):
             self._skip(source, workers, picked)
             return None
         names = [worker.row.name for worker in workers]
-        # Prefer a batch that names frames. Its records need not be read or written again.
+        # Prefer a batch that refers to frames, because its records need not be read or written
+        # again.
         if is_local and (named := named_batch(picked, self._context.wal, names)) is not None:
             self._named[key] = named
             return named
@@ -394,12 +401,12 @@ class RouterWorkers(Service):
         return batch
 
     def _body(self, source: RouterSource, key: BatchKey) -> ForwardBatch | None:
-        """Return the batch with its records, unless the first of them have been evicted since."""
+        """Return a stored batch, or None if its first records have been evicted since."""
         batch = self._bodies.get(key)
         return None if batch is None or batch.seqs[0] < source.topic.start_seq else batch
 
     def _skip(self, source: RouterSource, workers: list[RouterWorker], picked: Picked) -> None:
-        """Advance the cursors, because no record up to ``to_seq`` is to be copied."""
+        """Advance the cursors, because no record up to ``picked.to_seq`` is to be copied."""
         first = workers[0]
         # The next records were lost in the source. The dest must log the gap.
         if picked.trimmed:
@@ -479,7 +486,7 @@ class RouterWorkers(Service):
             unused_from = max(self._free_at, self._round_start - CREDIT_MAX_S)
             # Rounds that ran without a pause, because no client wrote, do not extend the pause.
             self._free_at = min(unused_from + round_s, now) + pause_s
-        # Sources that waited for capacity of a shard may send again.
+        # Sources that waited until a shard accepts messages may send again.
         self._due.update(self._blocked)
         self._blocked.clear()
         if isinstance(answer, TopicsError):
@@ -534,7 +541,7 @@ class RouterWorkers(Service):
             source.mark_idle(worker)
 
     def _retry(self, source: RouterSource, workers: Iterable[RouterWorker]) -> None:
-        """Retry after a pause."""
+        """Retry the forwards of the workers after a pause."""
         now = trio.current_time()
         for worker in workers:
             if worker.is_removed:
@@ -556,7 +563,7 @@ class RouterWorkers(Service):
     # Cursors that skipped records
 
     def _log_later(self, worker: RouterWorker) -> None:
-        """Log the cursor at the dest within `LOG_SKIPPED_S`, unless a copy does so earlier."""
+        """Make the dest log the cursor within `LOG_SKIPPED_S`, unless a copy does so earlier."""
         if not self._unlogged:
             until = trio.current_time() + LOG_SKIPPED_S
             self._context.deadlines.call_at(until, self._log_skipped)
@@ -574,7 +581,7 @@ class RouterWorkers(Service):
 
 
 def _note_hops(source: RouterSource, change: Append | Advance) -> None:
-    """Note the hops of new copies, if the source is itself the dest of a router."""
+    """Store the hops of new copies, if the source is itself the dest of a router."""
     if isinstance(change, Forward):
         source.hops.note(change.first_seq, change.last_seq, change.hop)
     elif isinstance(change, Advance) and change.skipped is not None:

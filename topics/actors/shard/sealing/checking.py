@@ -1,7 +1,7 @@
 """Sealing check: verifies a log file's checksums before its records are copied (decision 0016).
 
-    all frames, in file order --damaged frame--> check the writes after it, by the index
-        -> each blob that the frames name
+    all frames, in file order --damaged frame--> check the writes after it, found by the index
+        -> each blob to which the frames refer
         -> copies that are read from a damaged frame or blob
 
 The check changes nothing. It reports the damage, and the writes that must not be sealed.
@@ -26,7 +26,7 @@ from topics.storage.mapped_file import MappedFile
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.log_file import WalFile
 
-# Upper bounds of one step, unless a frame is longer. A step takes less than a millisecond.
+# Upper bounds for one step, unless a frame is longer. A step takes less than a millisecond.
 STEP_BYTES = 1 << 20
 STEP_FRAMES = 512
 _EXTERNAL = int(RecordFlags.EXTERNAL)
@@ -45,8 +45,8 @@ class SealingCheck:
         self._reached = file.base  # all frames before it are intact
         self._intact: dict[int, FrameHeader | None] = {}  # checked frames after it
         self._external: list[FrameHeader] = []  # frames whose records are in a blob
-        self._forwards: list[FrameHeader] = []  # frames that may name one of these
-        self._bad_blobs: set[int] = set()  # LSNs of their frames
+        self._forwards: list[FrameHeader] = []  # frames that may refer to a frame with a blob
+        self._bad_blobs: set[int] = set()  # LSNs of the frames whose blob is damaged
         self.damage: list[Damaged] = []
         self.writes: list[tuple[Topic, IndexEntry]] = []
 
@@ -54,7 +54,7 @@ class SealingCheck:
         """Run the check. Yields between two steps."""
         # The usual case: all frames are intact, and no write needs to be looked up.
         yield from self._scan()
-        # A frame is damaged. Later frames cannot be found by scanning, but by the index.
+        # A frame is damaged. Later frames cannot be found by a scan, but only by the index.
         if self._reached < self._sealed.end:
             offset = self._file.offset(self._reached)
             reason = "damaged frame in a log file that is being sealed"
@@ -96,7 +96,7 @@ class SealingCheck:
 
     def _note(self, header: FrameHeader) -> None:
         if header.kind == FrameKind.FORWARD:
-            if self._external:  # a frame precedes the frames that name it
+            if self._external:  # a frame precedes the frames that refer to it
                 self._forwards.append(header)
         elif header.flags & _EXTERNAL:
             self._external.append(header)
@@ -113,7 +113,7 @@ class SealingCheck:
                 yield
 
     def _is_intact(self, locator: int) -> bool:
-        """Return whether the frame of a write and all frames that it names are intact."""
+        """Return whether the frame of a write and all frames to which it refers are intact."""
         try:
             lsn = frame_lsn(self._file, locator)
         except Damaged:
@@ -147,7 +147,7 @@ class SealingCheck:
     def _check_blob(self, header: FrameHeader) -> Iterator[None]:
         path = self._blobs.path(header.topic_id, header.first_seq)
         if not self._blobs.is_added(header.topic_id, header.first_seq):
-            return  # its topic is deleted, and no copy uses it
+            return  # the topic of the blob is deleted, and no copy uses the blob
         try:
             mapped, names = MappedFile.of(path), (header.topic_id, header.first_seq)
             yield from checking(mapped.data, *names, STEP_BYTES, mapped.can_read)
@@ -170,7 +170,7 @@ class SealingCheck:
             self._mark_damaged(row.topic_id, row.first_seq, header.lsn + row.back)
 
     def _mark_damaged(self, topic_id: int, first_seq: int, locator: int) -> None:
-        """Note the write as damaged, if one of its records is live."""
+        """Add the write to ``writes`` as damaged if one of its records is live."""
         span = self._sealed.spans.get(topic_id)
         if span is None:
             return

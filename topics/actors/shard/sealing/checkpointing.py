@@ -1,4 +1,4 @@
-"""Checkpointing: stores the state of a shard, so that a start replays only a part of the log.
+"""Checkpointing: stores the state of a shard, so that startup replays only a part of the log.
 
 ``formats/disk/checkpoint.py`` has the byte layout.
 
@@ -16,14 +16,15 @@ old frames to newer state and reaches the same result, for these reasons:
   counts as live until that frame is replayed, so that a cap applied before it removes the same
   records.
 - Jobs of a queue are stored in their state at the time of writing, so leases may be newer than the
-  topic's LSN. The frames from there on are replayed in order, and each contains a complete row. The
-  number of dead-lettered jobs is stored as of the LSN, and counted from there on.
-- A segment counts when all of its topics name it.
-- Frames of a topic that the checkpoint does not contain are skipped below its LSN. Above it they
-  are damage.
+  topic's LSN. The frames after this LSN are replayed in order, and each contains complete rows. The
+  number of dead-lettered jobs is stored as of the LSN, and the replay counts later ones.
+- A segment is included only when the index refers to it for all of its topics.
+- Below the checkpoint's LSN, frames of a topic that the checkpoint does not contain are skipped.
+  Above it, such frames are damage.
 
 At most one chunk of a checkpoint is in memory (``decisions/0043``). A checkpoint never contains a
-change that may still be undone: if a group of the log fails during the writing, it is abandoned.
+change that may still be undone: if the log loses a group while a checkpoint is being written, the
+checkpoint is abandoned.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Checkpointing:
         self._shard, self._commits, self._reclaim = shard, commits, reclaim
         self._table = shard.engine.table
         self._wal, self._segments = shard.wal, shard.segments
-        self.written = 0  # number of checkpoints since the start of the process
-        self.newest: Path | None = None  # the last one of these
+        self.written = 0  # number of checkpoints written since the process started
+        self.newest: Path | None = None  # the last of these checkpoints
         self.written_at = time.monotonic()
 
     async def write(self) -> Path:
         """Write a checkpoint and return its file.
 
-        Raises OSError, and then the state is unchanged.
+        If this raises OSError, the state is unchanged.
         """
         replay_from, losses = self._reclaim.replay_from, self._commits.rollback_count
         numbers = self._reclaim.named_segments
@@ -99,7 +100,7 @@ class Checkpointing:
         return builder
 
     def write_last(self) -> None:
-        """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
+        """Write the checkpoint of a clean shutdown, after the log is closed. Raises OSError."""
         self._segments.flags.sync(self._wal.synced_lsn)
         folder, replay_from = self._shard.folders.checkpoint, self._reclaim.replay_from
         found = self._items(self._reclaim.named_segments, is_last=True)
@@ -114,9 +115,9 @@ class Checkpointing:
         )
 
     async def sync_log(self, lsn: int, losses: int) -> None:
-        """Return once the log is synced up to ``lsn``, the current end of the log.
+        """Wait until the log is synced up to ``lsn``, the current end of the log.
 
-        Raises OSError if changes were undone since the count of losses was ``losses``. Data
+        Raises OSError if changes were undone since the number of rollbacks was ``losses``. Data
         collected since then may contain topics whose creation was undone, or lack topics whose
         deletion was undone.
         """

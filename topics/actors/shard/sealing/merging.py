@@ -2,18 +2,18 @@
 
 A candidate run consists of segments that are adjacent in the log and whose live records fit into
 one segment. It has at least RUN_MIN_SEGMENTS segments, or fewer if their dead records would fill a
-segment. So after any history, the number of segments is bounded by RUN_MIN_SEGMENTS for each
-segment's worth of live records, plus RUN_MIN_SEGMENTS. With few live records, at most about one
-segment's worth of dead records remains.
+segment. So if the live records would fill n segments, the number of segments is always at most
+(n + 1) * RUN_MIN_SEGMENTS. If there are few live records, the remaining dead records fill at most
+about one segment.
 
 A run is merged if one of these conditions holds:
 
     twice the live bytes <= length of the files   each written byte removes at least one dead byte
-    twice the largest <= live bytes               each record moves to a segment of twice the size,
-                                                  so only a few times; not for a short run
+    twice the largest <= live bytes               each merge at least doubles the size of a record's
+                                                  segment, so few are needed; not for a short run
 
-Records are copied only if their checksums match. A segment with damage is never merged, because its
-readers must get the report of the damage. Runs do not extend across it.
+Records are copied only if their checksums match. A damaged segment is never merged, because the
+damage must be reported to its readers. Runs do not extend across a damaged segment.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from topics.storage.recovery.shard_recovery import RecoveredShard
 from topics.storage.segments.merge_reader import ExtentRequest, MergeReader
 
 RUN_MIN_SEGMENTS: Final = 8
-RUN_MAX_SEGMENTS: Final = 64  # files that are open at the same time
+RUN_MAX_SEGMENTS: Final = 64  # because the files are open at the same time
 EXTENT_COST_BYTES: Final = 256  # overhead of an extent: directory, tables, padding
-PREFETCH_EXTENTS: Final = 256  # read by one call in a thread
+PREFETCH_EXTENTS: Final = 256  # number of extents that one call in a thread reads
 # A search is triggered by dead bytes in segments of this fraction (1/n) of a log file's size.
 DEAD_SHARE_MIN: Final = 4
-RETRY_S: Final = 60.0  # after an error; a merge that fails at its end has written a complete file
+# Pause after an error. It is long, because a merge that fails at its end has written a complete
+# file.
+RETRY_S: Final = 60.0
 
 
 class Merging:
@@ -54,15 +56,15 @@ class Merging:
         self._commits, self._reclaim, self._rewriting = commits, reclaim, rewriting
         self._damaged: set[int] = set()  # segments that are never merged
         self.is_due = True  # a checkpoint was written since the last search, or a merge completed
-        # At the last search, and at the last call of `check_for_deletes`.
+        # Deleted bytes at the last search, and at the last call of `check_for_deletes`.
         self._flagged_bytes = self._seen_flagged_bytes = 0
         self.again_at = 0.0  # monotonic time of the next attempt after an error
 
     def check_for_deletes(self) -> None:
-        """Request a search when enough records of segments are dead, and the deletes have stopped.
+        """Request a search when enough records in segments are dead and the deletes have stopped.
 
-        Deletes have stopped if none happened since the last call. So one delete is followed by one
-        merge.
+        Deletes have stopped if no record was deleted since the last call. So a long delete causes
+        only one merge.
         """
         flagged = self._commits.store.flagged_bytes
         dead = flagged - self._flagged_bytes
@@ -73,7 +75,7 @@ class Merging:
     async def merge(self) -> None:
         """Merge the segments of one run, if there is one.
 
-        Raises OSError or `Damaged`. Then the state is unchanged, and the next merge is delayed.
+        If this raises OSError or `Damaged`, the state is unchanged and the next merge is delayed.
         """
         if time.monotonic() < self.again_at:
             return
@@ -97,7 +99,7 @@ class Merging:
         await trio.to_thread.run_sync(reader.open)
         self._segments.maps.pin(reader.maps)
         some: list[ExtentRequest] = []
-        # Read in a thread, so that the loop does not wait for the disk.
+        # Prefetch in a thread, so that the loop does not wait for the disk.
         for wanted in sources.wanted():
             some.append(wanted)
             if len(some) == PREFETCH_EXTENTS:
@@ -107,7 +109,7 @@ class Merging:
         await self._rewriting.move(sources)
 
     def _exclude_damaged(self, run: list[int], error: Exception) -> bool:
-        """Return whether the error is damage of some segments. They are not merged from now on."""
+        """Exclude the damaged segments of the run from merges. Return False if none is damaged."""
         segments, path = self._segments.segments, getattr(error, "path", None)
         found = {number for number in run if segments[number].path == path}
         self._damaged |= found
@@ -121,7 +123,7 @@ class Merging:
         run = choose_run([self._candidate(number, space) for number in named], self._wal.file_bytes)
         if run:
             live = sum(space.bytes.get(number, 0) for number in run)
-            try:  # the log needs space for its next file at the same time
+            try:  # the log must still have space for its next file
                 check_space(self._segments.folder, live + self._wal.file_bytes)
             except OSError:
                 return []
@@ -135,11 +137,11 @@ class Merging:
 
 
 class Candidate(NamedTuple):
-    """A segment.
+    """A segment that may be merged.
 
-    ``live_bytes``: upper bound for the space of its live records in another segment; None if it
-    must not be merged. ``dead_bytes``: approximate bytes of the dead records in extents with live
-    records.
+    ``live_bytes``: upper bound for the space that its live records need in another segment; None if
+    it must not be merged. ``dead_bytes``: approximate bytes of the dead records in extents that
+    also contain live records.
     """
 
     number: int
@@ -149,7 +151,7 @@ class Candidate(NamedTuple):
 
 
 def choose_run(candidates: Sequence[Candidate], bytes_max: int) -> list[int]:
-    """Return the numbers of the segments to be merged, or an empty list if no merge pays.
+    """Return the numbers of the segments to be merged, or an empty list if no run qualifies.
 
     ``candidates``: in the order of the log.
     """
@@ -164,7 +166,7 @@ def choose_run(candidates: Sequence[Candidate], bytes_max: int) -> list[int]:
 
 
 def _run_at(candidates: Sequence[Candidate], bytes_max: int) -> Sequence[Candidate]:
-    """Return the longest run that begins with the first candidate and pays."""
+    """Return the longest run that begins with the first candidate and meets a merge condition."""
     live = largest = files = dead = best = 0
     for count, (_, live_bytes, file_bytes, dead_bytes) in enumerate(candidates, 1):
         if live_bytes is None or live + live_bytes > bytes_max:
@@ -206,8 +208,8 @@ class LiveBytes:
         first_seq, count, locator, size = topic.index.entry(at)
         if not size or not is_extent(locator):
             return
-        # Dead records between live ones either end an extent, or are copied with them
-        # (`sources.py`).
+        # Dead records between live records either end an extent, or are copied with the live
+        # records (`sources.py`).
         gone = topic.index.removed.get(first_seq, 0)
         inner = max(gone - max(topic.start_seq - first_seq, 0), 0)
         number, _ = split_locator(locator)

@@ -1,18 +1,18 @@
 """Reclaim: frees log files, blobs, segments and extents that are no longer needed.
 
-    extent     the index no longer names it        -> punched, two checkpoints later
-    segment    the index names none of its extents -> unlinked, when no checkpoint on disk names it
+    extent     no longer in the index              -> punched, two checkpoints later
+    segment    no extent is in the index           -> unlinked, when no checkpoint on disk needs it
     blob       a segment holds its records         -> unlinked, two checkpoints later
                the delete of its topic is durable  -> unlinked
     log file   its records are in segments         -> reused or unlinked, when its end is below the
                                                       older checkpoint's ``replay_from``
 
-Two checkpoints are on the disk, and a start may need either of them. So data that the newest
+Two checkpoints are on the disk, and startup may need either of them. So data that the newest
 checkpoint no longer needs is kept until that checkpoint is the older of the two. After an error,
-the remaining work is done the next time. Data that a checkpoint on disk or the index still names is
-never released. While a backup copies the files of a checkpoint (`Pin`), nothing is released at all.
-The pin breaks as soon as the disk has no space for a log file, a spare, a blob, a segment of new
-records or a checkpoint (``sealing.py``). So a backup never stops a writer.
+the remaining work is done the next time. Data to which a checkpoint on disk or the index still
+refers is never released. While a backup copies the files of a checkpoint (`Pin`), no data is
+released. The pin breaks as soon as the disk has no space for a log file, a spare, a blob, a segment
+of new records or a checkpoint (``sealing.py``). So a backup never stops a writer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from topics.storage.wal.log_file import WalFile
 
 
 class Freed(NamedTuple):
-    """Extents and blobs that the index ceased to name between two checkpoints."""
+    """Extents and blobs that were removed from the index between two checkpoints."""
 
     extents: list[Locator]
     blobs: list[Path]
@@ -45,11 +45,11 @@ NOTHING = CheckpointNeeds(0, frozenset())
 
 @dataclass(eq=False, slots=True)
 class Pin:
-    """The hold of a backup on the files of its ``checkpoint``, until the pin ``is_broken``.
+    """Keeps the files of a backup's ``checkpoint`` until it is released or ``is_broken``.
 
-    ``kept``: the files that the checkpoint needs. ``blobs``: blobs that the log has ceased to name
-    since, because segments have their records or their topic is deleted. ``takes_newest``: if the
-    process has written a checkpoint, that one is pinned, and no other is written.
+    ``kept``: the files that the checkpoint needs. ``blobs``: blobs that the shard no longer needs,
+    because segments now contain their records or their topic is deleted. ``takes_newest``: pin the
+    newest checkpoint that this process has written, and write a checkpoint only if there is none.
     """
 
     checkpoint: Path | None = None
@@ -60,7 +60,7 @@ class Pin:
 
 
 class Reclaim:
-    """Tracks which extents, segments, blobs and log files are in use, and frees the others.
+    """Tracks which extents, segments, blobs and log files are in use, and frees unused ones.
 
     ``replay_from``: all records of the log before this LSN are in segments.
     """
@@ -68,11 +68,11 @@ class Reclaim:
     def __init__(self, shard: RecoveredShard) -> None:
         self._wal, self._segments = shard.wal, shard.segments
         self.replay_from = shard.kept[-1].replay_from if shard.kept else 0
-        self.sealed = 0  # number of log files since the start of the process
+        self.sealed = 0  # number of log files sealed since the process started
         self._written = deque(shard.kept, maxlen=checkpoints.CHECKPOINTS_KEPT)
         used = _used_extents(shard)
-        # Number of extents that the index names, for each existing segment. Some segments are named
-        # only by the older checkpoint.
+        # Number of extents in the index, for each existing segment. Some segments are needed only
+        # by the older checkpoint.
         self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {
             number: len(extents) for number, extents in used.items()
         }
@@ -84,8 +84,8 @@ class Reclaim:
             for extent in self._segments.segments[number].unpunched(extents)
         ]
         self._blobs = list(shard.absorbed)
-        self._unneeded_blobs: list[Path] = []  # of deleted topics; no start needs these blobs
-        self._freed: deque[Freed] = deque()  # one entry per checkpoint, the newest last
+        self._unneeded_blobs: list[Path] = []  # blobs of deleted topics; startup never needs them
+        self._freed: deque[Freed] = deque()  # one entry per checkpoint, newest last
         self._detached: list[WalFile] = []
         self.pin: Pin | None = None
 
@@ -94,32 +94,32 @@ class Reclaim:
     def add_segment(self, number: int) -> None:
         """Register a segment that is on the disk.
 
-        It is not freed until all of its topics name it.
+        The segment is not freed before its extents were added with `add_extents`.
         """
         self._live[number] = 0
 
     def add_extents(self, number: int, count: int, unused: Iterable[Locator]) -> None:
-        """Count ``count`` more extents that the index names.
+        """Count ``count`` more extents that are in the index.
 
-        It never named the extents ``unused``.
+        The extents ``unused`` were never added to the index.
         """
         self._live[number] += count
         self._extents += unused
 
     def release_extent(self, locator: int) -> None:
-        """Note that the index no longer names this extent."""
+        """Record that this extent is no longer in the index."""
         self._live[split_locator(locator)[0]] -= 1
         self._extents.append(Locator(locator))
 
     def seal_up_to(self, end: int) -> None:
-        """Note that all records of the log before ``end`` are in segments."""
+        """Record that all records of the log before ``end`` are in segments."""
         self._release_blobs(self._wal.blobs.absorb(end))
         self._wal.unmap_below(end)
         self.replay_from = end
         self.sealed += 1
 
     def drop_blobs(self, paths: list[Path]) -> None:
-        """Remove the blobs of a durably deleted topic, after the backup in progress if any."""
+        """Remove the blobs of a durably deleted topic. Wait for the end of a backup in progress."""
         if self.pin is not None:
             self.pin.blobs += paths
             self._unneeded_blobs += paths
@@ -133,17 +133,17 @@ class Reclaim:
 
     @property
     def named_segments(self) -> list[int]:
-        """Segments that a checkpoint names, in the order of the log."""
+        """The segments to be listed in a new checkpoint, in the order of the log."""
         numbers = (number for number, count in self._live.items() if count)
         return sorted(numbers, key=lambda number: self._segments.segments[number].header.base)
 
     def are_unused(self, numbers: Iterable[int]) -> bool:
-        """Return whether the index names no extent of these segments."""
+        """Return whether no extent of these segments is in the index."""
         return not any(self._live.get(number) for number in numbers)
 
     @property
     def _unused_segments(self) -> list[int]:
-        """Segments without named extents. The index will not name any of their extents again."""
+        """The segments that have no extents in the index. This never changes again."""
         return [number for number, count in self._live.items() if not count]
 
     @property
@@ -165,7 +165,7 @@ class Reclaim:
 
     @property
     def absorbed_blobs(self) -> list[Path]:
-        """Blobs whose records are in segments that the newest checkpoint does not name."""
+        """Blobs whose records are in segments that are not in the newest checkpoint yet."""
         return self._blobs
 
     @property
@@ -174,12 +174,12 @@ class Reclaim:
         return self._written[-1]
 
     def take_freed(self) -> Freed:
-        """Take the data freed since the last checkpoint. Called when the next one begins."""
+        """Take the data freed since the last checkpoint. Called when the next checkpoint begins."""
         freed, self._extents, self._blobs = Freed(self._extents, self._blobs), [], []
         return freed
 
     def restore_freed(self, freed: Freed) -> None:
-        """Return the data of a checkpoint that failed."""
+        """Undo `take_freed`, because the checkpoint has failed."""
         self._extents[:0] = freed.extents
         self._blobs[:0] = freed.blobs
 
@@ -189,9 +189,9 @@ class Reclaim:
         self._freed.append(freed)
 
     async def free(self) -> None:
-        """Release everything that neither checkpoint on disk needs, unless a pin is held.
+        """Release all data that neither checkpoint on disk needs. Raises OSError.
 
-        Raises OSError.
+        Do nothing while there is a pin.
         """
         if self.pin is not None:
             return
@@ -199,12 +199,12 @@ class Reclaim:
         if unneeded:
             await trio.to_thread.run_sync(unlink_all, unneeded)
             del self._unneeded_blobs[: len(unneeded)]
-        # While there are fewer checkpoints than are kept, a start may need every file.
+        # While there are fewer than CHECKPOINTS_KEPT checkpoints, startup may need every file.
         if len(self._written) < checkpoints.CHECKPOINTS_KEPT:
             return
         older = self._written[0]
         await self._unlink_segments(older.segments | self._written[-1].segments)
-        # Neither checkpoint on disk needs data that was freed before the older one began.
+        # Neither checkpoint on disk needs data that was freed before the older checkpoint began.
         while len(self._freed) >= checkpoints.CHECKPOINTS_KEPT:
             await self._release(self._freed[0])
             self._freed.popleft()
@@ -216,7 +216,7 @@ class Reclaim:
     def break_pin(self) -> bool:
         """Abort the backup in progress, because its space is needed.
 
-        Return whether there was one.
+        Return False if there was no backup.
         """
         if self.pin is None:
             return False
@@ -238,7 +238,7 @@ class Reclaim:
 
 
 def _used_extents(shard: RecoveredShard) -> dict[int, set[int]]:
-    """Return the extents that the index names, by segment."""
+    """Return the extents in the index, by segment."""
     used: dict[int, set[int]] = {number: set() for number in shard.segments.segments}
     for topic in shard.engine.by_id.values():
         for locator in topic.index.locators():

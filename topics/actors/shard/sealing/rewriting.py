@@ -2,17 +2,18 @@
 
     find       topics with records in the sources                            (``sources.py``)
     build      write the records by topic to a temporary file, sync it, read it back
-    install    make the index name the new extents, topic by topic, part by part
-    end        data that the index no longer names is free                   (``reclaim.py``)
+    install    add the new extents to the index, topic by topic, part by part
+    end        free data that is no longer in the index                      (``reclaim.py``)
 
 Each phase runs in the shard's loop in steps of about a millisecond. Only file calls run in a
-thread. Errors can occur only during the build, which then leaves nothing: when the install begins,
+thread. Errors can occur only during the build, which then leaves no file. When the install begins,
 the new segment and its sources are mapped, so the install opens no file. No checkpoint is written
 at the same time.
 
-After a crash before the next checkpoint, the start uses the log file or the old segments, which all
-checkpoints on disk name, and replays the later deletes from the log. Records deleted before the
-install are flagged in the new segment by the install. Later deletes flag them as in any segment.
+After a crash before the next checkpoint, startup uses the log file or the old segments, to which
+all checkpoints on disk refer, and replays the later deletes from the log. If records are deleted
+before the install, the install flags them in the new segment. Records that are deleted later are
+flagged as in any segment.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _LATE: Final = re.compile(rb"\x01+")
 log = structlog.get_logger()
 
 Flags = dict[tuple[int, int], bytearray]
-"""Delete flags of extents with deleted records, by topic id and first seq."""
+"""Delete flags of the extents that contain deleted records, by topic id and first seq."""
 
 Pause = Callable[[float], Awaitable[None]]
 """Lets other tasks run. The argument is the time at which the last step began."""
@@ -75,8 +76,7 @@ class Rewriting:
         self._next_number = 1 + max(
             (number for kept in shard.kept for number in kept.segments), default=0
         )
-        # Since the start of the process: number of merged segments, and bytes of the resulting
-        # segments.
+        # Number of merged segments, and bytes of the resulting segments, since the process started.
         self.merged = self.merged_bytes = 0
 
     async def find(self, sources: LogFile | Segments) -> None:
@@ -89,7 +89,7 @@ class Rewriting:
         )
 
     async def in_steps(self, steps: Iterator[int]) -> None:
-        """Run the steps, with pauses. Each step yields the number of entries that it has read."""
+        """Run the steps, with pauses. Each step yields the number of entries it has read."""
         looked, step_began = 0, time.monotonic()
         for count in steps:
             looked += count
@@ -98,9 +98,9 @@ class Rewriting:
                 looked, step_began = 0, time.monotonic()
 
     async def move(self, sources: LogFile | Segments) -> None:
-        """Write a segment, and make the index name it.
+        """Write a segment, and replace the source entries in the index by its extents.
 
-        Raises OSError or `Damaged`, and then the state is unchanged.
+        If this raises OSError or `Damaged`, the state is unchanged.
         """
         # ``written`` keeps the delete flags as of the build. `_flag_late_deletes` compares them
         # later.
@@ -153,7 +153,7 @@ class Rewriting:
         try:
             pieces: list[Buffer] = []
             size, step_began = 0, time.monotonic()
-            # Collect chunks until they are worth a call in a thread.
+            # Collect chunks until there are enough bytes for one call in a thread.
             for piece in build(writer.header, sources.sources(), delete_flags):
                 pieces.append(piece)
                 size += len(piece)
@@ -174,7 +174,7 @@ class Rewriting:
 
     @property
     def is_installing(self) -> bool:
-        """Whether some topics may name new extents while others still name the replaced ones."""
+        """Whether some topics may use the new extents while others still use the replaced ones."""
         return self._installing is not None
 
     def finish_now(self) -> None:
@@ -251,7 +251,7 @@ def _by_topic(segment: Segment, found: defaultdict[int, list[IndexEntry]]) -> It
 
 
 def _late_runs(now: bytearray, before: Buffer) -> Iterator[IndexRun]:
-    """Yield the runs of records that are flagged now and were not before."""
+    """Yield the runs of records that are flagged in ``now`` but not in ``before``."""
     changed = int.from_bytes(now) ^ int.from_bytes(before)
     for run in _LATE.finditer(changed.to_bytes(len(now))):
         yield run.span()

@@ -2,30 +2,31 @@
 
     full log file, committed and synced
         -> check      damaged writes are removed from the index, the file is kept (``checking.py``)
-        -> rewrite    its records by topic, in a segment that the index names (``rewriting.py``)
+        -> rewrite    its records by topic, in a new segment (``rewriting.py``)
         -> checkpoint (``checkpointing.py``)
         -> reclaim    data that neither checkpoint on disk needs (``reclaim.py``)
         -> merge      segments with few live records are rewritten (``merging.py``)
 
 All phases run in the shard's loop in steps of about a millisecond. Only file calls run in a thread.
-After an error the state is unchanged and the work is retried later. The log grows in the meantime.
+After an error, the state is unchanged and the work is retried later. The log grows in the meantime.
 A broken log stops sealing, because its files are found by name, and the names may belong to other
 files.
 
-A backup keeps files that nothing else needs (`Pin`). If the disk has no space for a file of the
-shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The task
-of a blob waits in `break_pin_and_wait` and then retries. Appends that the log has lost also wait
-and are then decided again (``space_waits.py``). The sealing task retries segments and checkpoints.
+A backup keeps files that the shard no longer needs (`Pin`). If the disk has no space for a file of
+the shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The
+task that writes a blob waits in `break_pin_and_wait` and then retries. Appends that the log has
+lost also wait and are then retried (``space_waits.py``). The sealing task retries segments and
+checkpoints.
 A spare log file is created when the file before it is half full. If that fails, the pin breaks
 before the log needs the spare. A full disk during a merge does not break the pin, because no client
 waits for a merge.
 
 A full log file is sealed immediately, unless the log grows fast: during a burst of a few files,
-sealing waits, so that the writes get the disk and the interpreter alone. Each step is followed by a
-pause, in which the loop serves requests and the log's threads get the interpreter. Measurements:
-with graded pauses, the rate of appends during sealing is 1.3 to 1.55 times as high as without.
-Steps of a quarter of the length without pauses doubled the latency of the slowest appends. A thread
-instead of steps would compete for the interpreter.
+sealing waits, so that it does not compete with the writes for the disk and the interpreter. Each
+step is followed by a pause, in which the loop serves requests and the log's threads get the
+interpreter. In measurements, graded pauses increased the rate of appends during sealing by a factor
+of 1.3 to 1.55. Steps of a quarter of the length and no pauses doubled the latency of the slowest
+appends. A thread instead of steps would compete for the interpreter.
 
     backlog (full log files)           pause after a step
     up to BACKLOG_NORMAL_FILES         PAUSE_RATIO times as long as the step, PAUSE_MAX_S at most
@@ -62,8 +63,8 @@ from topics.storage.disk import FULL, Damaged, preserve_damaged
 from topics.storage.recovery.shard_recovery import RecoveredShard
 
 FILES_PER_CHECKPOINT = 2
-ROUND_INTERVAL_S = 0.1  # between two checks for full log files, while the log grows
-RETRY_INTERVAL_S = 5.0  # after an error, and between checkpoints that only reclaim space
+ROUND_INTERVAL_S = 0.1  # time between two checks for full log files while the log grows
+RETRY_INTERVAL_S = 5.0  # pause after an error, and between checkpoints that only reclaim space
 GROWTH_MIN_BYTES = 512 << 10  # growth of the log between two checks that counts as a burst
 BACKLOG_NORMAL_FILES = 2
 BACKLOG_MAX_FILES = 8
@@ -109,9 +110,9 @@ class Sealing(Service):
     # For backups
 
     def request_checkpoint(self, pin: Pin, then: Callable[[OSError | None], object]) -> None:
-        """Write a checkpoint soon if necessary, and let ``pin`` keep its files.
+        """Write a checkpoint soon if necessary, and make ``pin`` keep its files.
 
-        ``then`` gets the error or None.
+        Afterwards ``then`` is called with the error or None.
         """
         self._pin_requests = pin, then
 
@@ -148,19 +149,19 @@ class Sealing(Service):
     # For writers that found the disk full
 
     def on_rollback(self) -> None:
-        """Start the next round early, because the log may lack space that a pin keeps."""
+        """Start the next round early, because a pin may keep the space that the log lacks."""
         if self.reclaim.pin is not None:
             self._pause_between.cancel()
 
     @property
     def keeps_files(self) -> bool:
-        """Whether a pin keeps files, or files that a broken pin kept are still to be deleted."""
+        """Whether a pin keeps files, or the files of a broken pin are not deleted yet."""
         return self.reclaim.pin is not None or self._freed is not None
 
     async def break_pin_and_wait(self) -> bool:
         """Break the pin of a backup, and wait until the files that it kept are deleted.
 
-        Return False if another attempt finds no more space, for example because there is no backup.
+        Return False if a retry would find no more space, for example because there is no backup.
         """
         # Nothing was kept, or the log is broken: another attempt would find no additional space.
         if self.wal.failed is not None or not (self._break_pin() or self._freed is not None):
@@ -173,7 +174,10 @@ class Sealing(Service):
         return True
 
     def _break_pin(self) -> bool:
-        """Break the pin, so that the next round deletes its files. Return whether there was one."""
+        """Break the pin, so that the next round deletes its files.
+
+        Return False if there is no pin.
+        """
         if not self.reclaim.break_pin():
             return False
         log.warning("backup aborted", path=str(self.wal.folder), reason="the disk is full")
@@ -189,10 +193,10 @@ class Sealing(Service):
             self._break_pin()
 
     async def _free_broken(self, *, is_last: bool) -> None:
-        """Delete the files that a broken pin kept.
+        """Delete the files that a broken pin kept, and notify the waiting writers.
 
-        Unless ``is_last``, writers still wait if the log lacks space, because this round may free
-        more: full log files of deleted data are sealed without a segment.
+        Unless ``is_last``, the writers continue to wait if the log still lacks space. The rest of
+        the round may free more, because a full log file with only deleted data needs no segment.
         """
         if self._freed is None:
             return
@@ -228,7 +232,7 @@ class Sealing(Service):
                 log.warning("sealing failed", error=str(error), retry_in_s=interval_s)
             with trio.CancelScope() as self._pause_between:
                 if self._freed is not None:
-                    pass  # a writer waits for the space
+                    pass  # no pause, because a writer waits for space
                 elif self._seen_lsn == begun_lsn and interval_s == ROUND_INTERVAL_S:
                     await wait_tick()
                 else:
@@ -239,7 +243,7 @@ class Sealing(Service):
             self._pin_requests[1](self.wal.failed)
 
     async def _round(self) -> None:
-        """Do the due work. If the disk is full, break a pin if there is one and retry once.
+        """Perform the due work. If the disk is full and there is a pin, break it and retry once.
 
         The retry uses the space that the backup kept.
         """
@@ -254,8 +258,8 @@ class Sealing(Service):
                 losses = self.commits.rollback_count
                 await self._work()
         except BaseException:
-            # A loss of changes aborts a checkpoint. In that case the writers wait for the next
-            # round, which writes the checkpoint.
+            # If changes were lost, the checkpoint was abandoned. Then the writers wait for the next
+            # round, which writes it.
             if self.commits.rollback_count == losses:
                 self._notify_freed()
             raise
@@ -277,7 +281,7 @@ class Sealing(Service):
             and self._freed is None
         )
         if self.segments.flags.is_due(self.wal.synced_lsn):
-            with contextlib.suppress(OSError):  # the next checkpoint reports it
+            with contextlib.suppress(OSError):  # the next checkpoint reports the error
                 await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
         sealed, failure = 0, None
         # Seal file by file, in the order of the log. An error ends the loop, but the checkpoint
@@ -314,7 +318,7 @@ class Sealing(Service):
             step_began = time.monotonic()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint, then free the data that it makes unnecessary. Raises OSError."""
+        """Write a checkpoint, then free data that is no longer needed. Raises OSError."""
         assert not self.rewriting.is_installing, (
             "all topics refer to the same segments as the checkpoint"
         )
@@ -323,7 +327,7 @@ class Sealing(Service):
         await self.reclaim.free()
 
     def write_last(self) -> None:
-        """Write the checkpoint of an orderly stop, after the log is closed. Raises OSError."""
+        """Write the checkpoint of a clean shutdown, after the log is closed. Raises OSError."""
         self.rewriting.finish_now()
         self.checkpoints.write_last()
 
@@ -351,7 +355,7 @@ class Sealing(Service):
         return self.reclaim.has_garbage and since_s > RETRY_INTERVAL_S
 
     async def _pause(self, step_began: float) -> None:
-        """Let other tasks run after a step that began at this time."""
+        """Let other tasks run after a step that began at ``step_began``."""
         pause_s = pause_after(time.monotonic() - step_began, self.backlog_files)
         if pause_s:
             await trio.sleep(pause_s)
@@ -365,7 +369,7 @@ class Sealing(Service):
         # Find the records first. If none is live, no segment is needed.
         await self.rewriting.find(file)
         if not file.spans:
-            # All records of the file are dead. A full disk may have no space for an empty segment.
+            # All records of the file are dead. Write no empty segment: the disk may be full.
             self.reclaim.seal_up_to(end)
             return
         # Check before the rewrite, because the rewrite computes new checksums.
@@ -375,7 +379,7 @@ class Sealing(Service):
     async def _check(self, sealed: LogFile) -> None:
         """Remove damaged writes from the index, and keep their files for analysis.
 
-        So damaged bytes never get a new checksum.
+        This ensures that damaged bytes never get a new checksum.
         """
         check = SealingCheck(self.wal.file(sealed.base), sealed, self.wal.blobs)
         step_began = time.monotonic()
@@ -390,7 +394,7 @@ class Sealing(Service):
             self._report_lost(topic, entry)
 
     def _report_lost(self, topic: Topic, entry: IndexEntry) -> None:
-        """Report a damaged write as lost to its readers, if the index still names it."""
+        """Report a damaged write as lost to its readers, if it is still in the index."""
         index = topic.index.find(entry.first_seq)
         # The write may have been deleted, or evicted, since the check found it.
         if index < len(topic.index) and topic.index.entry(index)[2] == entry.locator:

@@ -35,9 +35,9 @@ STEP_RECORDS: Final = 4096
 
 @dataclass(slots=True)
 class Span:
-    """The entries of a topic that move: those from ``first_seq`` to ``last_seq``.
+    """The entries of a topic that move: from ``first_seq`` to ``last_seq``, excluding memory.
 
-    Entries in memory are excluded. There are no entries if ``last_seq`` is less than ``first_seq``.
+    There are no entries if ``last_seq`` is less than ``first_seq``.
     """
 
     topic: Topic
@@ -50,8 +50,8 @@ class LogFile:
 
     def __init__(self, store: RecordStore, base: int, end: int) -> None:
         self._store, self.base, self.end = store, base, end
-        self.maps: dict[int, MappedSegment] = {}  # of segments
-        # By topic id. ``last_seq`` is final once the topic is built.
+        self.maps: dict[int, MappedSegment] = {}  # empty, because the source is not a segment
+        # By topic id. ``last_seq`` is final after the extents of the topic are built.
         self.spans: dict[int, Span] = {}
 
     def find(self, topics: Iterable[Topic]) -> Iterator[int]:
@@ -96,7 +96,7 @@ class LogFile:
 
 
 class Segments:
-    """The live records of adjacent segments, the ``numbers``."""
+    """The live records of adjacent segments. ``numbers``: the numbers of these segments."""
 
     def __init__(self, store: RecordStore, reader: MergeReader) -> None:
         self._store, self._reader, self.numbers = store, reader, frozenset(reader.segments)
@@ -129,7 +129,7 @@ class Segments:
         return is_extent(locator) and split_locator(locator)[0] in self.numbers
 
     def wanted(self) -> Iterator[ExtentRequest]:
-        """Yield the records that are read of each extent."""
+        """Yield, for each extent, which of its records will be read."""
         for span in self.spans.values():
             for entry in self._entries(span):
                 start = max(span.topic.start_seq - entry.first_seq, 0)
@@ -170,7 +170,7 @@ class Segments:
 
 
 def sealed_entries(topic: Topic) -> Iterator[tuple[int, int]]:
-    """Yield ``(start, stop)`` of some sealed entries of a topic at a time.
+    """Yield the index range ``(start, stop)`` of the next sealed entries of a topic, step by step.
 
     The topic may change between two steps.
     """
@@ -191,7 +191,7 @@ def kept_runs(view: ExtentView, deleted: Buffer | None, start: int) -> Iterator[
     begin = end = start
     for step in range(start, view.count, STEP_RECORDS):
         for run in live_runs(deleted, step, min(step + STEP_RECORDS, view.count)):
-            # Join runs with a short gap, and end the run at a longer gap.
+            # Join runs across a short gap, and end the run at a longer gap.
             if begin == end:
                 begin = run[0]
             elif view.size(end, run[0]) >= GAP_BYTES:
@@ -206,7 +206,7 @@ def kept_runs(view: ExtentView, deleted: Buffer | None, start: int) -> Iterator[
 def current_flags(store: RecordStore, topic: Topic, first_seq: int, count: int) -> bytearray:
     """Return the current delete flags of these seqs.
 
-    Records that a cap or their age removed count as deleted.
+    Records that were removed by a cap or by age count as deleted.
     """
     flags, end = bytearray(count), first_seq + count
     # A gap in the index has no live records, so all of its seqs count as deleted.
