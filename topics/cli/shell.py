@@ -104,7 +104,10 @@ class Shell:
             self.print_note(text)
 
     def confirm(self, question: str, is_sure: bool) -> None:
-        """Request confirmation on a terminal unless ``--yes`` was given. Raise without it."""
+        """Ask for confirmation on the terminal unless ``--yes`` was given.
+
+        Raise `InvalidInput` if there is no terminal, or `click.ClickException` if the user declines.
+        """
         if is_sure:
             return
         if not sys.stdin.isatty():

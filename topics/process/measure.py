@@ -21,7 +21,7 @@ from topics.actors.link.tick import next_tick, wait_tick
 from topics.process import logs
 
 PAGE_BYTES: Final = resource.getpagesize()
-# The initial values of `used_files`, in the order in which it fills them.
+# The initial values of the result of `used_files`, in the order in which `used_files` sets them.
 UNKNOWN: Final = dict.fromkeys(
     (
         *("topics_process_resident_bytes", "topics_process_own_bytes"),

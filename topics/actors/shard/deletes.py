@@ -202,8 +202,8 @@ class Deletes(Service):
                     change, result = await self._delete_slice(left)
                 if not isinstance(result, OSError):
                     left, deleted, is_retry = change.rest, deleted + change.deleted, False
-                # The group was lost with an append in it. The delete alone may use the reserve of
-                # the log.
+                # The group failed, and it contained an append. Retry the delete in a group of its
+                # own, because such a group may use the reserve of the log.
                 elif isinstance(result, NoSpace) and not is_retry:
                     is_retry = True  # the retry is in its own group
                 else:

@@ -167,8 +167,7 @@ class ShardLink:
         """Open a session, because the link has connected."""
         self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
         self.answering = self.session
-        # A new session begins with a fresh measurement. The old process may have been silent for
-        # long.
+        # Restart the measurement, because the old process may have been silent for a long time.
         self._liveness, self.waits_for_disk = Liveness(), False
         if self.listener is not None:
             self.listener.opened(self.number)

@@ -36,9 +36,10 @@ MAX_UNACKED: int = 8 << 20  # bytes
 
 
 class AsyncTopics(AsyncStreamer):
-    """A server. ``node`` is the identity of this program: reads and watches skip its own records.
-    ``timeout`` is that of one request and ``connect_timeout`` that of a connection, in s. Without
-    ``url`` and ``key``, the environment and the contexts file apply (`topics.client.settings`).
+    """A client for one server. ``node`` is the identity of this program: reads and watches skip
+    its own records. ``timeout`` limits a request and ``connect_timeout`` the opening of a
+    connection, both in seconds. If ``url`` or ``key`` is not given, the environment and the
+    contexts file apply (`topics.client.settings`).
     ``on_pause(failure, pause_s)`` is called after each failed attempt; without it, the logger
     ``topics.client`` warns. ``ssl_context`` sets certificates for ``https://``. Proxies of the
     environment are not used.

@@ -72,9 +72,10 @@ class AsyncWatch:
     ) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
         self._tries, self._stop = Tries(client.retry_streams), AsyncStop()
-        self._shown: Iterator[Shown] = iter(())  # of the last event of the stream
-        self._handled: Shown | None = None  # by the loop, when it requests the next event
-        self._stack: AsyncExitStack | None = None  # of the open stream
+        self._shown: Iterator[Shown] = iter(())  # what remains of the stream's last event
+        # The event that the loop has handled, once it requests the next one.
+        self._handled: Shown | None = None
+        self._stack: AsyncExitStack | None = None  # resources of the open stream
         self._events: AsyncIterator[httpx2.ServerSentEvent]
         self._response: httpx2.Response | None = None
         self._is_reading, self._pid = False, os.getpid()

@@ -71,9 +71,10 @@ class Watch:
     def __init__(self, client: Streamer, watching: Watching, cursor: Cursor | None) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
         self._tries, self._stop = Tries(client.retry_streams), Stop()
-        self._shown: Iterator[Shown] = iter(())  # of the last event of the stream
-        self._handled: Shown | None = None  # by the loop, when it requests the next event
-        self._stack: ExitStack | None = None  # of the open stream
+        self._shown: Iterator[Shown] = iter(())  # what remains of the stream's last event
+        # The event that the loop has handled, once it requests the next one.
+        self._handled: Shown | None = None
+        self._stack: ExitStack | None = None  # resources of the open stream
         self._events: Iterator[httpx2.ServerSentEvent]
         self._response: httpx2.Response | None = None
         self._is_reading, self._pid = False, os.getpid()

@@ -163,7 +163,7 @@ class _Picker:
     def pick(self, hops: Hops) -> Picked:
         """Pick records until a bound, a loss or another hop ends the batch."""
         head = self._topic.head_seq
-        # Search the loss once. Records after it belong to the next batch.
+        # Look for a range of lost records once. Records after that range belong to the next batch.
         loss = next_loss(self._topic, self._seq, head)
         end = head + 1 if loss is None else loss.first
         # One hop at a time: all records of a batch get the same hop, which the frame stores once.

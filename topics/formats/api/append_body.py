@@ -65,7 +65,7 @@ class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class PlainAppend(AppendBody, gc=False):
-    """An append whose records are all plain, so that code need not check each of them."""
+    """An append whose records are all plain. The type saves callers a check of each record."""
 
     # A PlainRecordIn has all attributes of a RecordIn, so it can be used in its place.
     records: list[PlainRecordIn]  # type: ignore[assignment]

@@ -503,7 +503,7 @@ class ForwardParams(NamedTuple):
     epoch: int
     from_seq: int  # the cursor of all these routers
     to_seq: int  # the cursor afterwards
-    trimmed: int  # number of seqs above the cursor that the source has lost; excludes runs
+    trimmed: int  # number of lost seqs above the cursor, not counting those in ``runs``
     hop: int  # hop count of the copies
     need: int  # bytes of the next record
     batch: int  # number of the attachment, unique for the sender; 0: there is no attachment

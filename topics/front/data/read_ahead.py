@@ -233,8 +233,8 @@ class ReadAhead:
                     request_run = partial(self.request_run, request.shard, following, 1)
                     answer.reply = NextRunRequest(request_run, reply)
                 elif following not in self._runs:
-                    # Only predict the next request. Nothing is read ahead before the client has
-                    # made it.
+                    # Only record the predicted request. Its page is read ahead after the client has
+                    # actually sent such a request.
                     self._predict(following)
             then(answer)
 

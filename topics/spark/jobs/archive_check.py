@@ -35,10 +35,10 @@ MISSING, TWICE = "is on the server and not in the files", "is in the files twice
 class Checked:
     """The check of an incarnation of a topic on a server (``partition``).
 
-    A run read the seqs (``after``, ``last``], and the source reported that ``lost`` of them are
-    lost. None of them has a date before ``since``. The files contain ``rows`` of them, and
-    ``total`` is the sum of the distances of their seqs from ``after``. ``fault`` describes an
-    error.
+    A run read the records with the seqs (``after``, ``last``]. The source reported ``lost`` of
+    these records as lost. No record in this range has a date before ``since``. The files contain
+    ``rows`` of the records, and ``total`` is the sum of ``seq - after`` over these rows. ``fault``
+    describes an error.
     """
 
     server: str

@@ -20,7 +20,7 @@ GLOB = re.compile(r"[*?\[{]")  # Spark reads a path with these characters as a p
 def positive(text: str) -> int:
     """Parse an integer that is at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be an integer from 1")
+        raise argparse.ArgumentTypeError("must be an integer of at least 1")
     return int(text)
 
 

@@ -59,7 +59,7 @@ def schema_of(names: Sequence[str]) -> StructType:
 
 
 class Columns:
-    """The columns of a read. Picklable. With ``text``, values are texts instead of JSON.
+    """The columns of a read. Picklable. With ``text``, values are strings instead of JSON.
 
     Raises `BadOption` for an unknown column and for a type that the column cannot have.
     """

@@ -208,7 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _checked(self, step: Step, heads: Heads) -> Step:
-        """Return the step after any lost records. It is empty if its server no longer replies."""
+        """Return the step without lost records. It is empty if its server no longer replies."""
         try:
             return self._skip_losses(self._compare_log(step, heads))
         except ServerError as error:
