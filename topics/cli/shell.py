@@ -106,7 +106,7 @@ class Shell:
     def confirm(self, question: str, is_sure: bool) -> None:
         """Ask for confirmation on the terminal unless ``--yes`` was given.
 
-        Raise `InvalidInput` if there is no terminal, or `click.ClickException` if the user declines.
+        Raise `InvalidInput` if there is no terminal, or `ClickException` if the user declines.
         """
         if is_sure:
             return

@@ -54,8 +54,8 @@ def frame_from(path: Path) -> Frame | None:
 
 
 def _ext_maps(body: memoryview) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(length, map)`` for each possible interpretation of the body: no ext map (length 0), or
-    the CBOR item at its start as the ext map.
+    """Yield ``(length, map)`` for each possible interpretation of the body: no ext map (length 0),
+    or the CBOR item at its start as the ext map.
     """
     yield 0, {}
     source = io.BytesIO(body)
