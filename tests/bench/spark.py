@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from tests.bench.processes import cpu_s, quantiles_ms, quiet, stolen_s, verdict
 from tests.support.server import Server
 from topics.spark import register
-from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.http import TopicsClient
 from topics.spark.client.ranges import Loss, Range, read_range
 from topics.spark.session import session
 
@@ -109,10 +109,10 @@ class Bench:
 
     def client_read(self) -> None:
         """Read without Spark: decode pages, but create no columns."""
-        with TopicsClient(Target(url=self.url)) as client:
+        with TopicsClient(self.url) as client:
             state = client.state(SOURCE)
             assert state is not None
-            part = Range("", SOURCE, 0, self.rows, state["epoch"])
+            part = Range("", SOURCE, 0, self.rows, state.epoch)
             pages = read_range(client, part, refuse)
             assert sum(map(len, pages)) == self.rows
 
@@ -121,10 +121,10 @@ class Bench:
 
     def _check(self, topic: str) -> None:
         """Check that the topic has all rows."""
-        with TopicsClient(Target(url=self.url)) as client:
+        with TopicsClient(self.url) as client:
             state = client.state(topic)
         assert state is not None
-        assert state["head_seq"] == self.rows, state
+        assert state.head_seq == self.rows, state
 
     def run(self, path: Callable[[], None], figures: Figures) -> None:
         """Run one round of one path."""
@@ -143,7 +143,7 @@ class Bench:
         def take(frame: DataFrame, _batch: int) -> None:
             seen.extend([time.perf_counter()] * len(frame.select("offset").collect()))
 
-        with TopicsClient(Target(url=self.url)) as client, self._stream(topic, client, take):
+        with TopicsClient(self.url) as client, self._stream(topic, client, take):
             taken = array("d")
             for number in range(probes):
                 began = time.perf_counter()
@@ -183,7 +183,7 @@ def bodies_of(rows: int) -> list[tuple[int, bytes]]:
 
 def fill(url: str, topic: str, bodies: list[tuple[int, bytes]]) -> None:
     """Append all ``bodies`` with one client."""
-    with TopicsClient(Target(url=url)) as client:
+    with TopicsClient(url) as client:
         client.put_topic(topic, {})
         for number, (records, body) in enumerate(bodies):
             client.append(topic, body, records, f"{topic}-{number}")

@@ -9,7 +9,9 @@ from uuid import uuid4
 
 from tests.support.api import Api
 from tests.support.server import Server
-from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.http import TopicsClient
+from topics.spark.client.servers import Server as SparkServer
+from topics.spark.source.connection import Clients, Connection, RetryBudget
 
 
 class Live:
@@ -23,7 +25,7 @@ class Live:
         return f"http://{self.server.host}:{self.server.port}"
 
     def client(self) -> TopicsClient:
-        return TopicsClient(Target(url=self.url, api_key=self._api_key, backoff_max_s=1.0))
+        return TopicsClient(self.url, api_key=self._api_key)
 
     def make(self, topic: str, count: int = 0, **config: Any) -> str:
         """Create a topic with the records 1 to ``count``, whose seqs are their numbers."""
@@ -56,3 +58,9 @@ class Live:
         """Return all records with their tags."""
         with Api(self.server.address) as api:
             return api.read(topic, include_tags=True)
+
+
+def located(connection: Connection, topic: str) -> SparkServer:
+    """Return the server of a topic, by requests over new connections."""
+    with Clients(connection, RetryBudget.PLANNING) as clients:
+        return clients.server_of(topic)

@@ -25,7 +25,7 @@ NO_PATH = "[PATH_NOT_FOUND] Path does not exist: file:/nowhere/*.csv. SQLSTATE: 
 
 
 def test_the_line_is_the_error_of_the_server_if_there_is_one() -> None:
-    refusal = 'topics.spark.client.request_error.RequestError: topic "t": 422 topic_full: full'
+    refusal = 'topics.spark.client.http.RequestError: topic "t": 422 topic_full: full'
     spark_text = f"Job aborted\nTraceback:\n{refusal}\n\tat java.Thread"
     assert last_line(Exception(spark_text)) == 'topic "t": 422 topic_full: full'
     assert last_line(Exception("[NO_TABLE] no such table\nplan")) == "[NO_TABLE] no such table"

@@ -10,8 +10,8 @@ import pytest
 
 from topics.spark import data_source, discovered
 from topics.spark.job_errors import JobError
-from topics.spark.preflight import check_spark
 from topics.spark.rows import quoted
+from topics.spark.session import check_spark
 
 
 def test_a_source_has_the_name_of_its_format() -> None:

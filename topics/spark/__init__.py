@@ -6,8 +6,7 @@
     client/        requests to several servers
     jobs/          jobs as functions, and the command topics-spark
     discovery/     the module by which Spark finds the format
-    session.py     the Spark session of a job
-    preflight.py   the check for Java before a JVM starts
+    session.py     the Spark session of a job, and the check for Java before a JVM starts
     rows.py        rows with any columns as rows for the sink
     progress.py    the progress of a job on a terminal
     job_errors.py  errors as one line

@@ -2,27 +2,33 @@
 
 A local session uses this interpreter and this package. On a cluster, spark-submit sets the master,
 memory, cores and the interpreter of the executors. The package is submitted by --py-files or
-installed in the executors' environment.
+installed in the executors' environment. Before a JVM starts, PySpark and Java are checked.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topics.spark.job_errors import spark_errors
-from topics.spark.preflight import check_spark
+from topics.spark.job_errors import JobError, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+JAVA_MIN = 17
+JAVA_S = 20.0
+INSTALL_JAVA = "Install it (apt install openjdk-17-jre-headless) or set JAVA_HOME"
 SHUFFLES = 8  # partitions of a shuffle; a checkpoint keeps the number of its first run
 # Settings that affect the records of a job, on any machine.
 SETTINGS = {
@@ -38,6 +44,42 @@ LOCAL = {
     "spark.ui.enabled": "false",
     "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
 }
+
+
+def check_spark() -> None:
+    """Raise ``JobError`` if PySpark or a suitable Java is not installed."""
+    missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
+    if missing:
+        cure = "pip install 'topics-engine[spark]'"
+        raise JobError(f"{' and '.join(missing)} is not installed: {cure}")
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        found = "there is no java on PATH"
+    else:
+        where = f"{java}{' (from JAVA_HOME)' if home else ''}"
+        version = _java_version(java)
+        if version is not None and version >= JAVA_MIN:
+            return
+        found = f"{where} " + ("does not run" if version is None else f"is of version {version}")
+    raise JobError(f"Spark needs Java {JAVA_MIN} or newer, and {found}. {INSTALL_JAVA}")
+
+
+def _java_version(java: str) -> int | None:
+    """Return 17 for 17.0.15 and 8 for 1.8.0, or None if the version is unknown."""
+    try:
+        done = subprocess.run(
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=JAVA_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found.group(1)) if found and done.returncode == 0 else None
 
 
 def is_submitted() -> bool:

@@ -8,13 +8,14 @@ import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
 from tests.support.proxies import certificate
-from topics.spark.client.http import Target, TopicsClient
-from topics.spark.client.request_error import ADVICE, RequestError
+from topics.client import Retry
+from topics.spark.client.http import ADVICE, RequestError, TopicsClient
 
 BODY = b'{"create":false,"records":[{"data":1},{"data":2}]}'
 THROTTLED = Fault(status=429, code="throttled", retry_after="3")
@@ -29,13 +30,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return noted
 
 
-def target(stub: StubServer) -> Target:
-    return Target(url=stub.url, retries=5, backoff_s=0.5, backoff_max_s=2.0, connect_s=2, read_s=5)
+def client_of(stub: StubServer, **fields: Any) -> TopicsClient:
+    retry = Retry(deadline=300, first=0.5, most=2.0, tries=5, connects=5)
+    return TopicsClient(stub.url, connect_s=2, read_s=5, **{"retry": retry, **fields})
 
 
 def test_an_append_sends_key_and_type_and_requests_no_seqs(stub: StubServer) -> None:
     topic = stub.make("a:b.c")
-    with TopicsClient(replace(target(stub), api_key="secret")) as client:
+    with client_of(stub, api_key="secret") as client:
         receipt = client.append("a:b.c", BODY, 2, "k1")
     assert (
         receipt.first_seq,
@@ -53,7 +55,6 @@ def test_an_append_sends_key_and_type_and_requests_no_seqs(stub: StubServer) -> 
     )
     assert "Content-Encoding" not in sent
     assert topic.records == [{"data": 1}, {"data": 2}]
-    assert "secret" not in repr(replace(target(stub), api_key="secret"))
 
 
 def test_the_error_for_a_long_tag_names_its_record(stub: StubServer) -> None:
@@ -62,14 +63,14 @@ def test_the_error_for_a_long_tag_names_its_record(stub: StubServer) -> None:
     stub.faults.append(Fault(status=400, code="invalid_request", detail=detail))
     body = b'{"records":[{"data":1,"tag":"a"},{"data":2,"tag":"%b"}]}' % (b"x" * 300)
     message = f"invalid_request: .*: record 2 of the 2 of its request has '{'x' * 80}...'"
-    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match=message):
+    with client_of(stub) as client, pytest.raises(RequestError, match=message):
         client.append("t", body, 2, "k")
 
 
 def test_a_request_fails_if_retry_after_is_too_long(stub: StubServer, pauses: list[float]) -> None:
     stub.make("t")
     stub.faults.append(replace(THROTTLED, retry_after="86400"))
-    with TopicsClient(target(stub)) as client, pytest.raises(RequestError, match="throttled"):
+    with client_of(stub) as client, pytest.raises(RequestError, match="throttled"):
         client.append("t", BODY, 2, "k")
     assert pauses == []
 
@@ -79,7 +80,7 @@ def test_a_server_that_stays_busy_fails_with_its_code_and_advice(
 ) -> None:
     topic = stub.make("t")
     stub.faults.extend([NOT_READY] * 100)
-    with TopicsClient(target(stub)) as client, pytest.raises(RequestError) as failure:
+    with client_of(stub) as client, pytest.raises(RequestError) as failure:
         client.append("t", BODY, 2, "k")
     assert (failure.value.status, failure.value.code) == (503, "not_ready")
     assert ADVICE["not_ready"] in str(failure.value)
@@ -107,7 +108,7 @@ def test_an_append_with_a_broken_response_is_retried_and_written_once(
 ) -> None:
     topic = stub.make("t")
     stub.faults.append(fault)
-    with TopicsClient(target(stub)) as client:
+    with client_of(stub) as client:
         receipt = client.append("t", BODY, 2, "k")
         assert client.retries == 1
     assert receipt.deduped is fault.commit
@@ -129,7 +130,7 @@ def test_other_refusals_fail_immediately_in_one_line(
 ) -> None:
     stub.make("t")
     stub.faults.append(Fault(status=status, code=code))
-    with TopicsClient(target(stub)) as client, pytest.raises(RequestError) as failure:
+    with client_of(stub) as client, pytest.raises(RequestError) as failure:
         client.append("t", BODY, 2, "k")
     assert str(failure.value) == f'topic "t": {status} {code}: refused with {code} ({ADVICE[code]})'
     assert stub.statuses("POST") == [status]
@@ -139,19 +140,19 @@ def test_other_refusals_fail_immediately_in_one_line(
 def test_a_response_for_other_records_is_refused(stub: StubServer) -> None:
     stub.make("t").append("t", [{"data": 0}], "k")
     with (
-        TopicsClient(target(stub)) as client,
+        client_of(stub) as client,
         pytest.raises(RequestError, match="2 records sent with key k"),
     ):
         client.append("t", BODY, 2, "k")
 
 
 def test_state_is_none_for_an_absent_topic_and_put_creates_it(stub: StubServer) -> None:
-    with TopicsClient(target(stub)) as client:
+    with client_of(stub) as client:
         assert client.state("t") is None
-        assert client.put_topic("t", {"idempotency_window_ms": 5})["created"] is True
+        assert client.put_topic("t", {"idempotency_window_ms": 5}).created
         state = client.state("t")
     assert state is not None
-    assert state["config"]["idempotency_window_ms"] == 5
+    assert state.config["idempotency_window_ms"] == 5
     assert stub.seen[0] == ("GET", "/v0/topics/t?touch=false", 404)
 
 
@@ -164,7 +165,7 @@ def free_port() -> int:
 def test_the_error_of_an_unreachable_server_names_the_address(pauses: list[float]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with (
-        TopicsClient(Target(url=url, connect_retries=2)) as client,
+        TopicsClient(url, retry=Retry(connects=2)) as client,
         pytest.raises(RequestError) as failure,
     ):
         client.state("t")
@@ -187,7 +188,7 @@ def test_a_failed_tls_handshake_is_not_retried_and_says_what_to_do(
             server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        address = Target(url=f"https://localhost:{server.server_port}", retries=5)
+        address = f"https://localhost:{server.server_port}"
         message = rf"no answer tls_failed: .*{reason}.* \(set the option caFile or SSL_CERT_FILE"
         with TopicsClient(address) as client, pytest.raises(RequestError, match=message):
             client.state("t")
@@ -199,7 +200,7 @@ def test_a_failed_tls_handshake_is_not_retried_and_says_what_to_do(
 def test_a_restarted_server_needs_another_connection(stub: StubServer) -> None:
     stub.make("t")
     stub.faults.extend([Fault(drop=True), None])
-    with TopicsClient(replace(target(stub), backoff_s=0.0)) as client:
+    with client_of(stub, retry=Retry(first=0.0)) as client:
         client.append("t", BODY, 2, "k")
         client.state("t")
         assert client.connections == 2

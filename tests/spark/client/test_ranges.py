@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 
-from topics.spark.client.http import Page, Record, Tombstone, TopicsClient
+from topics.client.values import Tombstone
+from topics.spark.client.http import Page, Record, TopicsClient
 from topics.spark.client.ranges import RECREATED, UNSYNCED, Loss, Range, read_range
 
 
@@ -26,16 +27,26 @@ class Topic:
         self.requested.append(from_seq)
         gap = None
         if epoch != self.epoch:
-            gap = Tombstone(1, self.head, RECREATED, self.head)
+            gap = self.tombstone(1, self.head, RECREATED)
             from_seq = 0
         elif from_seq + 1 < self.floor:
-            gap = Tombstone(from_seq + 1, self.floor - 1, "cap", self.floor - 1 - from_seq)
+            gap = self.tombstone(from_seq + 1, self.floor - 1, "cap")
             from_seq = self.floor - 1
         seqs = [seq for seq in self.live if seq > from_seq][: min(limit, self.page)]
         more = bool(seqs) and seqs[-1] != self.live[-1]
         reached = seqs[-1] if more else max(self.head, from_seq)
         records = [Record(seq=seq, ts=seq, data=Raw(b"%d" % seq)) for seq in seqs]
         return Page(records, reached, self.head, self.floor, not more, self.epoch, gap)
+
+    def tombstone(self, first: int, last: int, reason: str) -> Tombstone:
+        return Tombstone(
+            gap_from=first,
+            gap_to=last,
+            reason=reason,
+            missed_estimate=last - first + 1,
+            earliest_seq=self.floor,
+            head_seq=self.head,
+        )
 
 
 def read(topic: Topic, after: int, last: int) -> list[int | Loss]:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from topics.config import Settings
-from topics.spark.client.request_error import ADVICE, RequestError
+from topics.spark.client.http import ADVICE, RequestError
 
 
 @pytest.mark.parametrize(("code", "advice"), ADVICE.items())

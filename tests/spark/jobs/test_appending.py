@@ -155,10 +155,10 @@ def test_an_unusable_destination_is_reported_in_one_line(stub: StubServer) -> No
 def test_a_given_durability_changes_an_existing_topic(stub: StubServer) -> None:
     stub.make("t", idempotency_window_ms=10**8, durability="memory")
     for _ in range(2):
-        open_dest(SinkOptions.parse({"servers": stub.url, "topic": "t"}), change=True)
+        open_dest(SinkOptions.parse({"servers": stub.url, "topic": "t"}))
         assert stub.topics["t"].config["durability"] == "memory"
     for _ in range(2):
         given = {"servers": stub.url, "topic": "t", "durability": "fsync"}
-        open_dest(SinkOptions.parse(given), change=True)
+        open_dest(SinkOptions.parse(given))
         assert stub.topics["t"].config["durability"] == "fsync"
     assert stub.statuses("PUT") == [200], "the second time it is as named"

@@ -18,7 +18,7 @@ from tests.spark.live import Live
 from topics.errors import ExitCode
 from topics.spark.job_errors import JobError
 from topics.spark.jobs import archive as module
-from topics.spark.jobs import archive_table
+from topics.spark.jobs import archive_table, streams
 from topics.spark.jobs.archive import CHECKPOINT, ArchiveJob, archive, begin
 from topics.spark.jobs.archive_table import commit, dated, opened
 from topics.spark.jobs.checkpoint import JOB
@@ -231,7 +231,7 @@ def test_each_record_is_archived_once_despite_a_repeated_task_and_a_killed_serve
             killed.touch()
 
     plain, land = read_stream, commit
-    monkeypatch.setattr(module, "read_stream", read)
+    monkeypatch.setattr(streams, "read_stream", read)
     monkeypatch.setattr(module, "commit", kill)
     summary = archive(spark, job(mortal, "killed", tmp_path / "archive", batch_records=700))
     assert died.exists()

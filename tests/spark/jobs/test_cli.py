@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.spark.live import Live
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import RequestError
 from topics.spark.job_errors import JobError, UsageError
 from topics.spark.jobs import cli
 from topics.spark.jobs.archive import ArchiveSummary

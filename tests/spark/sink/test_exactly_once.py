@@ -19,7 +19,7 @@ from tests.spark.live import Live
 from tests.spark.sink import killed_driver
 from tests.spark.sink.killed_driver import batch_rows
 from tests.support.server import ROOT
-from topics.spark.client.http import Target, TopicsClient
+from topics.spark.client.http import TopicsClient
 from topics.spark.rows import map_arrow
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def values(live: Live, topic: str = "rows") -> list[int]:
 
 
 def appended(url: str, topic: str) -> int:
-    with TopicsClient(Target(url=url)) as client:
+    with TopicsClient(url) as client:
         state = client.state(topic)
-    return state["head_seq"] if state else 0
+    return state.head_seq if state else 0
 
 
 def wait_for_records(url: str, topic: str) -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from tests.spark.live import Live
 from topics.spark.client.ranges import Range
-from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
-from topics.spark.source.reading import RangePartition
+from topics.spark.source.reading import BatchReader, RangePartition
 
 
 def reader_of(live: Live, **given: str) -> BatchReader:

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-from topics.spark.client.http import Listed, Page, Record
-from topics.spark.source import batch
+from topics.spark.client.http import Listed, Page, Record, State
+from topics.spark.source import reading
 from topics.spark.source.columns import Columns, schema_of
-from topics.spark.source.connection import BadOption
+from topics.spark.source.connection import BadOption, Clients
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import DataLost
-from topics.spark.source.survey import Survey
 
 EPOCH = 7
 
@@ -48,11 +47,10 @@ class FakeClient:
     def close(self) -> None:
         """There are no connections."""
 
-    def state(self, topic: str) -> dict[str, Any]:
+    def state(self, topic: str) -> State:
         log = self.logs[topic]
         ts = log.ts[-1] if log.ts else None
-        found = {"earliest_seq": log.earliest, "head_seq": log.head, "epoch": EPOCH}
-        return {**found, "last_write_ts": ts}
+        return State(topic, log.head, log.earliest, EPOCH, ts, config={})
 
     def listing(self, prefix: str) -> Iterator[Listed]:
         for topic, log in sorted(self.logs.items()):
@@ -149,12 +147,12 @@ def test_a_batch_read_plans_the_records_between_its_bounds_and_no_others(
     sizes = {"maxRecordsPerPartition": str(max_records), "minPartitions": str(min_tasks)}
 
     def planned() -> list[tuple[str, int]] | str:
-        with patch.object(Survey, "_client", lambda *_: FakeClient(logs_of)):
+        with patch.object(Clients, "of", lambda *_: FakeClient(logs_of)):
             try:
                 read = ReadOptions.parse(
                     {"servers": "http://h:1"} | what | options | sizes, "batch"
                 )
-                tasks = batch.BatchReader(read, Columns(schema_of(()))).partitions()
+                tasks = reading.BatchReader(read, Columns(schema_of(()))).partitions()
             except BadOption:
                 return "crossed"
             except DataLost:

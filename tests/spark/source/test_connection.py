@@ -12,23 +12,22 @@ from pathlib import Path
 import pytest
 
 from tests.spark.client.stub_server import StubServer
+from tests.spark.live import located
 from tests.support.proxies import certificate
 from topics.client import ConnectionLost
 from topics.client.calls import Tries
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import RequestError
 from topics.spark.client.servers import Server, Servers
 from topics.spark.interface import DEFAULTS
 from topics.spark.source.connection import (
     BadOption,
     Connection,
+    Given,
     RetryBudget,
     ServerError,
-    choice,
     errors_of,
-    flag,
     is_away,
     label,
-    number,
 )
 
 URL = "http://127.0.0.1:4000"
@@ -37,10 +36,9 @@ RETRIES = int(DEFAULTS["numRetries"])
 
 def test_the_options_have_the_defaults_of_the_table() -> None:
     connection = Connection.parse({"servers": URL})
-    (server,) = connection.servers.members
-    target = connection.target(server)
-    assert (target.url, target.api_key, target.retries) == (URL, None, RETRIES)
-    assert (target.connect_s, target.read_s) == (5, 120)
+    assert connection.servers.members == (Server(URL, URL),)
+    assert (connection.api_key, connection.retries) == (None, RETRIES)
+    assert (connection.connect_s, connection.read_s) == (5, 120)
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -64,8 +62,7 @@ def test_missing_options_are_read_from_the_environment(monkeypatch: pytest.Monke
 def test_names_of_options_are_not_case_sensitive() -> None:
     given = {"SERVERS": URL, "NumRetries": "3", "connecttimeoutms": "250", "READTIMEOUTMS": "1_500"}
     connection = Connection.parse(given)
-    target = connection.target(connection.servers.members[0])
-    assert (target.retries, target.connect_s, target.read_s) == (3, 0.25, 1.5)
+    assert (connection.retries, connection.connect_s, connection.read_s) == (3, 0.25, 1.5)
 
 
 def test_a_key_is_read_from_its_file(tmp_path: Path) -> None:
@@ -86,8 +83,8 @@ def test_the_password_of_an_address_is_sent_but_never_printed() -> None:
     connection = Connection.parse({"servers": "http://user:password@h:1,b=http://b:password@h:2"})
     first, second = sorted(connection.servers.members)[::-1]
     assert (first.name, second.name) == ("http://h:1", "b")
-    assert connection.target(first).url == "http://user:password@h:1"
-    shown = repr(connection) + repr(connection.target(first)) + label(first) + label(second)
+    assert first.url == "http://user:password@h:1"
+    shown = repr(connection) + repr(first) + label(first) + label(second)
     assert "password" not in shown
     unreachable = Connection.parse({"servers": "http://u:s3cret@127.0.0.1:1", "numRetries": "0"})
     (server,) = unreachable.servers.members
@@ -107,7 +104,6 @@ def test_the_key_is_pickled_but_never_printed() -> None:
     assert Connection.parse({"servers": URL, "apiToken": "secret-key"}).api_key == "secret-key"
     connection = Connection.parse({"servers": URL, "apiKey": "secret-key"})
     assert "secret" not in repr(connection)
-    assert "secret" not in str(connection.target(connection.servers.members[0]))
     assert pickle.loads(pickle.dumps(connection)) == connection
 
 
@@ -148,11 +144,12 @@ def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
 def test_numbers_flags_and_choices() -> None:
     options = {"minpartitions": " 7", "failondataloss": "FALSE", "durability": "Fsync"}
     options["createtopic"] = "maybe"
-    assert (number(options, "minPartitions"), number({}, "minPartitions")) == (7, 1)
-    assert (flag(options, "failOnDataLoss"), flag({}, "failOnDataLoss")) == (False, True)
-    assert choice(options, "durability", ("disk", "fsync")) == "fsync"
+    assert (Given(options).number("minPartitions"), Given({}).number("minPartitions")) == (7, 1)
+    assert not Given(options).flag("failOnDataLoss")
+    assert Given({}).flag("failOnDataLoss")
+    assert Given(options).choice("durability", ("disk", "fsync")) == "fsync"
     with pytest.raises(BadOption, match="option createTopic is 'maybe'; it is one of: true, false"):
-        flag(options, "createTopic")
+        Given(options).flag("createTopic")
 
 
 @pytest.mark.parametrize(
@@ -203,27 +200,27 @@ def test_a_topic_is_located_on_any_server_and_created_by_its_name(stub: StubServ
         text = f"a={stub.url},b={other.url}"
         connection = Connection.parse({"servers": text, "numRetries": "0"})
         owners = {name: connection.servers.owner(name).name for name in ("t1", "t2", "t3", "t4")}
-        assert {connection.locate(name).name for name in owners} == {"a", "b"}
-        assert {name: connection.locate(name).name for name in owners} == owners
+        assert {located(connection, name).name for name in owners} == {"a", "b"}
+        assert {name: located(connection, name).name for name in owners} == owners
         for name, owner in owners.items():
             (stub if owner == "b" else other).make(name)
-        assert all(connection.locate(name).name != owner for name, owner in owners.items())
+        assert all(located(connection, name).name != owner for name, owner in owners.items())
         stub.make("t1")
         other.make("t1")
         with pytest.raises(RequestError, match=r'"t1": 409 topic_on_two_servers: .* a .* b '):
-            connection.locate("t1")
+            located(connection, "t1")
     # Without b, topics on a can be used, but no topic can be created.
     stub.make("t9")
-    assert connection.locate("t9").name == "a"
+    assert located(connection, "t9").name == "a"
     with pytest.raises(ServerError, match=r"server b .*unreachable"):
-        connection.locate("t10")
+        located(connection, "t10")
     lone = Connection.parse({"servers": "http://127.0.0.1:9"})
-    assert lone.locate("t") == lone.servers.members[0]
+    assert located(lone, "t") == lone.servers.members[0]
 
 
 def test_the_default_retries_last_almost_ten_minutes() -> None:
     connection = Connection.parse({"servers": URL})
-    tries = Tries(connection.target(connection.servers.members[0]).retry())
+    tries = Tries(connection.retry())
     nobody = ConnectionLost("refused", was_sent=False)
     pauses = sum(tries.pause_after(nobody) for _ in range(RETRIES))
     assert 8 * 60 < pauses < 11 * 60

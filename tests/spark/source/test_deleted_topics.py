@@ -16,9 +16,8 @@ import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from topics.spark.client.http import Listed, Page, Record
+from topics.spark.client.http import Listed, Page, Record, RequestError, State
 from topics.spark.client.ranges import Loss
-from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.source import reading, stream
 from topics.spark.source.columns import Columns, schema_of
@@ -74,8 +73,8 @@ class ModelClient:
         for name, (epoch, times) in sorted(self._topics().items()):
             yield Listed(name, len(times), 1, epoch, times[-1] if times else None)
 
-    def state(self, topic: str) -> dict[str, Any] | None:
-        return {"head_seq": 0} if topic in self._topics() else None
+    def state(self, topic: str) -> State | None:
+        return State(topic, 0, 1, 1, config={}) if topic in self._topics() else None
 
     def diff(self, topic: str, *, from_seq: int, limit: int, **_asked: Any) -> Page:
         if topic not in self._topics():
@@ -104,7 +103,9 @@ def reader(*, strict: bool) -> StreamReader:
     given = {"servers": "a=http://h:1,b=http://h:2", "subscribePattern": r"t\d+"}
     given |= {"columns": "partition,topic,timestamp", "startingOffsets": "earliest"}
     options = ReadOptions.parse(given | {"failOnDataLoss": str(strict).lower()}, "stream")
-    return StreamReader(options, Columns(schema_of(options.columns)), sleep=lambda seconds: None)
+    made = StreamReader(options, Columns(schema_of(options.columns)))
+    made._sleep = lambda seconds: None
+    return made
 
 
 class Query:

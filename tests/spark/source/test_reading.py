@@ -28,7 +28,7 @@ def epoch(live: Live, topic: str) -> int:
     with live.client() as client:
         state = client.state(topic)
     assert state is not None
-    return int(state["epoch"])
+    return state.epoch
 
 
 def read(read_options: ReadOptions, *ranges: Range) -> pa.Table:

@@ -103,9 +103,8 @@ class Walk:
         self.at = self.reader.initialOffset()
 
     def start(self) -> None:
-        self.reader = StreamReader(
-            self.options, Columns(schema_of(self.options.columns)), sleep=lambda seconds: None
-        )
+        self.reader = StreamReader(self.options, Columns(schema_of(self.options.columns)))
+        self.reader._sleep = lambda seconds: None
 
     def step(self) -> None:
         log, chance = self.log, self.chance

@@ -196,7 +196,9 @@ def test_a_recreated_topic_is_detected(live: Live, capfd: pytest.CaptureFixture[
         assert running.at["one"]["stream.made"][2] == 2
         epoch = running.at["one"]["stream.made"][1]
     with live.client() as client:
-        assert (client.state("stream.made") or {})["epoch"] == epoch
+        state = client.state("stream.made")
+        assert state is not None
+        assert state.epoch == epoch
 
 
 def test_a_deleted_topic_of_a_pattern_leaves_the_offsets_and_is_new_when_it_is_recreated(

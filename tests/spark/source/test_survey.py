@@ -8,9 +8,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.spark.live import Live
+from tests.spark.live import Live, located
+from topics.spark.client.http import RequestError
 from topics.spark.client.ranges import Loss
-from topics.spark.client.request_error import RequestError
 from topics.spark.source import survey as module
 from topics.spark.source.connection import BadOption, RetryBudget, ServerError
 from topics.spark.source.offsets import LATEST, Bounds, Position
@@ -44,14 +44,14 @@ def test_a_pattern_costs_one_request_and_detects_a_recreated_topic(live: Live) -
     live.make("survey.m.b", 3)
     with survey(live, subscribePattern=r"survey\.m\..*") as made:
         first = made.heads(RetryBudget.FULL)["one"]
-        client = made._client(made.servers[0], RetryBudget.FULL)
+        client = made._clients.of(made.servers[0], RetryBudget.FULL)
         before = client.requests
         live.delete("survey.m.a")
         live.make("survey.m.a", 3)  # as many records as before
         second = made.heads(RetryBudget.FULL)["one"]
         assert client.requests == before + 1
         with live.client() as other:
-            epochs = {name: (other.state(name) or {})["epoch"] for name in second}
+            epochs = {each.topic: each.epoch for each in other.listing("survey.m.")}
     assert {name: head.epoch for name, head in second.items()} == epochs
     assert second["survey.m.b"] == first["survey.m.b"]
     assert second["survey.m.a"].epoch > first["survey.m.a"].epoch
@@ -73,7 +73,7 @@ def test_many_named_topics_are_listed_and_few_are_requested_one_by_one(
         """Return the requests of two polls. Both return the right heads."""
         counts = []
         with survey(live, subscribe=",".join(named)) as made:
-            client = made._client(made.servers[0], RetryBudget.FULL)
+            client = made._clients.of(made.servers[0], RetryBudget.FULL)
             for _ in range(2):
                 before = client.requests
                 heads = made.heads(RetryBudget.FULL)["one"]
@@ -139,7 +139,7 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
     with survey(live, servers=servers, subscribe=other) as made:
         heads = made.heads(RetryBudget.PLANNING)
         assert (heads["a"][other].head, heads["b"]) == (3, {})
-        first, second = (made._client(server, RetryBudget.PLANNING) for server in made.servers)
+        first, second = (made._clients.of(server, RetryBudget.PLANNING) for server in made.servers)
         before = first.requests, second.requests
         made.heads(RetryBudget.PLANNING)
         assert (first.requests, second.requests) == (before[0] + 1, before[1])
@@ -150,7 +150,7 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
             "a": {},
             "b": made.heads(RetryBudget.QUICK)["b"],
         }
-        assert connection.locate(other).name == "b"
+        assert located(connection, other).name == "b"
     live.make(other, 2)
     both = rf"409 topic_on_two_servers: it is on server a \({live.url}\) and on server b \(http"
     with (
@@ -159,7 +159,7 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
     ):
         made.heads(RetryBudget.PLANNING)
     with pytest.raises(RequestError, match=both):
-        connection.locate(other)
+        located(connection, other)
 
 
 def test_a_read_by_name_requires_all_servers_at_its_start(live: Live) -> None:

@@ -1,9 +1,8 @@
 """The requests of Spark's sources, sinks and jobs. No module imports Spark or the server.
 
-http.py           a client: retries, raw records, counts
-ranges.py         the records between two seqs, and the losses among them
-servers.py        a list of servers, and the server that has a topic
-request_error.py  RequestError: the error of a server, with advice
+http.py     a client: raw records, counts, and RequestError with advice
+ranges.py   the records between two seqs, and the losses among them
+servers.py  a list of servers, and the server that has a topic
 """
 
 import sys

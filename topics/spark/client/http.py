@@ -1,14 +1,12 @@
 """The requests of sources, sinks and jobs. They are sent by `topics.client`.
 
-This module adds retries that are limited by number (`Target`), records whose JSON is not decoded,
-and errors of one line with advice.
+This module adds records whose JSON is not decoded, and errors of one line with advice.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, TypeVar
 
@@ -17,8 +15,7 @@ import msgspec
 from topics.client import ConnectionLost, Retry, Topics, TopicsError, calls
 from topics.client.calls import Call
 from topics.client.settings import DEFAULT_URL as DEFAULT_URL
-from topics.client.values import Receipt as Receipt
-from topics.spark.client.request_error import RequestError
+from topics.client.values import Receipt, Tombstone, TopicPut
 from topics.spark.client.servers import without_user_info
 
 T = TypeVar("T")
@@ -28,29 +25,64 @@ EXCERPT_CHARS = 80  # of a value in a message
 # What OpenSSL reports if one side rejects the other's certificate, or the server has no TLS.
 TLS_FAILURE = re.compile(r"\[SSL: \w*(CERTIFICATE|UNKNOWN_CA|WRONG_VERSION)\w*\]")
 PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
+_AGAIN = "run the query or the job again"
+ADVICE = {
+    "unauthorized": (
+        "give a key of the server by the option apiKeyFile or apiToken; TOPICS_API_KEY counts only"
+        " if it is set before the Spark session starts"
+    ),
+    "forbidden": (
+        "the key needs the scope read for reads, write for writes, admin to create a topic, and a"
+        " prefix that covers the topic's name"
+    ),
+    "topic_not_found": f"check its name; if it was deleted in the meantime, {_AGAIN}",
+    "topic_on_two_servers": (
+        "subscribePattern reads both topics; to merge them, append the records of one to the other"
+        " (topics-spark archive, then replay) and delete it"
+    ),
+    "topic_full": (
+        'the topic is full and its discard is "reject"; raise its cap or delete records,'
+        f" then {_AGAIN}"
+    ),
+    "batch_too_large": "lower the option batchRecords, or --batch-records of backfill",
+    "payload_too_large": "lower the option batchBytes, or --batch-bytes of backfill",
+    "record_too_large": (
+        "one row is larger than the server's TOPICS_MAX_RECORD_BYTES, or its headers than"
+        " TOPICS_MAX_META_BYTES; shorten the row or raise the limit"
+    ),
+    "throttled": f"the server was still busy after every retry; reduce its load, then {_AGAIN}",
+    "not_ready": (
+        "the server was still recovering after every retry; wait until /v0/ready returns 200,"
+        f" then {_AGAIN}"
+    ),
+    "shutting_down": f"the server is stopping; start it, then {_AGAIN}",
+    "unreachable": f"is the server running at this address? Start it, then {_AGAIN}",
+    "tls_failed": (
+        "set the option caFile or SSL_CERT_FILE to the certificate of the server's CA, and certFile"
+        " if the server requires a certificate of the client; the host name of the address must be"
+        " in the server's certificate; a server without TLS has an address with http://"
+    ),
+    "bad_answer": (
+        "check that a topics server is running at this address, and the proxy in front of it if"
+        " there is one"
+    ),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A server and how to send requests to it. It is sent to every executor. ``retries`` limits the
-    attempts after the first, ``connect_retries`` the attempts after failed connections.
+class RequestError(Exception):
+    """A failed request that must not be repeated immediately.
+
+    ``status`` is the HTTP status, or 0 without a response. ``code`` is the API's ``error.code``
+    (§0.5), or ``unreachable``, ``tls_failed`` or ``bad_answer``. ``topic`` is empty for a request
+    that names no topic.
     """
 
-    url: str = field(repr=False)  # its user info is a secret: never in a log or a plan
-    api_key: str | None = field(default=None, repr=False)  # a secret, too
-    retries: int = 12
-    connect_retries: int | None = None  # as many as ``retries``
-    backoff_s: float = 0.2
-    backoff_max_s: float = 14.0  # 10 s on average
-    retry_after_max_s: int = 60  # on average; a request fails if the server requires more
-    connect_s: float = 5.0
-    read_s: float = 120.0
-
-    def retry(self) -> Retry:
-        """Return the retries as `topics.client` defines them."""
-        connects = self.retries if self.connect_retries is None else self.connect_retries
-        deadline = self.retries * self.retry_after_max_s
-        return Retry(deadline, self.backoff_s, self.backoff_max_s, self.retries, connects)
+    def __init__(self, topic: str, status: int, code: str, message: str) -> None:
+        self.topic, self.status, self.code = topic, status, code
+        self.message = " ".join(message.split())
+        place = f'topic "{topic}": ' if topic else ""
+        advice = f" ({ADVICE[code]})" if code in ADVICE else ""
+        super().__init__(f"{place}{status or 'no answer'} {code}: {self.message}{advice}")
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -64,15 +96,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     node: str | None = msgspec.field(name="$node", default=None)
     tag: str | None = msgspec.field(name="$tag", default=None)
     meta: msgspec.Raw = msgspec.Raw(b"")
-
-
-class Tombstone(msgspec.Struct, frozen=True):
-    """Seqs of lost records, both ends inclusive (§3.2)."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
-    missed_estimate: int
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -97,46 +120,46 @@ class Listed(msgspec.Struct, frozen=True):
     last_write_ts: int | None = None
 
 
+class State(Listed, frozen=True, kw_only=True):
+    """The state of a topic (§1.2)."""
+
+    config: dict[str, Any]
+
+
 class _List(msgspec.Struct):
     topics: list[Listed]
     next_cursor: str | None = None
 
 
-class _State(msgspec.Struct):
-    """The required fields of a topic's state."""
-
-    head_seq: int
-    earliest_seq: int
-    epoch: int
-    config: dict[str, Any]
-
-
 _page = msgspec.json.Decoder(Page).decode
 _list = msgspec.json.Decoder(_List).decode
-_checked_state = msgspec.json.Decoder(_State).decode
-_object = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def _state(body: bytes) -> dict[str, Any]:
-    _checked_state(body)
-    return _object(body)
+_state = msgspec.json.Decoder(State).decode
 
 
 class TopicsClient:
-    """A client of one server. It is not picklable, but its `Target` is. All requests, including
-    appends, are retried, and raise `RequestError` if they fail.
+    """A client of one server. All requests, including appends, are retried, and raise
+    `RequestError` if they fail.
 
     ``requests`` counts the requests with a response, ``retries`` the repeated attempts.
     """
 
-    def __init__(self, target: Target, ssl_context: SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        retry: Retry | None = None,
+        connect_s: float = 5.0,
+        read_s: float = 120.0,
+        ssl_context: SSLContext | None = None,
+    ) -> None:
         self.requests = self.retries = 0
         self._client = Topics(
-            target.url,
-            key=target.api_key or "",
-            timeout=target.read_s,
-            connect_timeout=target.connect_s,
-            retry=target.retry(),
+            url,
+            key=api_key or "",
+            timeout=read_s,
+            connect_timeout=connect_s,
+            retry=retry,
             on_pause=self._count_retry,
             ssl_context=ssl_context,
         )
@@ -153,7 +176,7 @@ class TopicsClient:
         """The number of connections that were opened (`topics.client.sync.pool.Pool`)."""
         return self._client.pool.connections
 
-    def state(self, topic: str) -> dict[str, Any] | None:
+    def state(self, topic: str) -> State | None:
         """Return the topic's state (§1), or None if it does not exist. Not counted as a read."""
         try:
             return self._send(topic, calls.get_topic(topic).read_by(_state))
@@ -162,9 +185,9 @@ class TopicsClient:
                 raise
             return None
 
-    def put_topic(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
+    def put_topic(self, topic: str, config: dict[str, Any]) -> TopicPut:
         """Create the topic, or change the given fields of its config (§1)."""
-        return self._send(topic, calls.put_topic(topic, config).read_by(_object))
+        return self._send(topic, calls.put_topic(topic, config))
 
     def append(self, topic: str, body: bytes, count: int, key: str) -> Receipt:
         """Append the ``count`` records of an encoded body, once for each ``key`` within the topic's
@@ -195,12 +218,10 @@ class TopicsClient:
         fields |= {"include_tags": tags, "include_meta": meta, "max_batch_bytes": PAGE_BYTES}
         return self._send(topic, calls.diff(topic, from_seq, **fields).read_by(_page))
 
-    def names(self, prefix: str = "") -> Iterator[str]:
-        """Yield the sorted names that start with ``prefix`` and that the key may see (§1)."""
-        return (each.topic for each in self.listing(prefix))
-
-    def listing(self, prefix: str = "") -> Iterator[Listed]:
-        """Yield these topics with their heads. A request returns 1,000 of them."""
+    def listing(self, prefix: str) -> Iterator[Listed]:
+        """Yield the topics whose names start with ``prefix`` and that the key may see (§1), sorted
+        by name. A request returns 1,000 of them.
+        """
         cursor = None
         while True:
             page = self._send(prefix, calls.list_topics(prefix, cursor).read_by(_list))

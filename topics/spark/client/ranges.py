@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from topics.spark.client.http import Record, TopicsClient
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import Record, RequestError, TopicsClient
 
 PAGE_RECORDS = 10_000  # requested; the server clamps it to its own maximum
 RECREATED = "recreated"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from topics.spark.client.servers import Server
@@ -16,8 +17,9 @@ from topics.spark.job_errors import JobError, spark_errors, warn
 from topics.spark.progress import progress
 from topics.spark.rows import map_arrow
 from topics.spark.sink.columns import ACCEPTED, Columns
+from topics.spark.sink.opening import plan
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import RetryBudget, ServerError
+from topics.spark.source.connection import Clients, RetryBudget, ServerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,34 +103,29 @@ class Appended:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AppendTask:
-    """Appends a partition. The driver pickles it, and ``mapInArrow`` calls it in each task."""
+def append_partition(
+    options: SinkOptions,
+    columns: Columns,
+    scope: str,
+    places: Mapping[str, Server],
+    heads: Mapping[str, int],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Send all rows of a task and return one row of counts. If it fails, Spark runs the task again,
+    with the same idempotency keys.
+    """
+    import pyarrow as pa
+    from pyspark import TaskContext
 
-    options: SinkOptions
-    columns: Columns
-    scope: str
-    places: Mapping[str, Server]
-    heads: Mapping[str, int]
+    from topics.spark.sink.sending import Sender, Sent
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Send all rows and return one row of counts. If it fails, Spark runs the task again, with
-        the same idempotency keys.
-        """
-        import pyarrow as pa
-        from pyspark import TaskContext
-
-        from topics.spark.sink.sending import Sender, Sent
-
-        context = TaskContext.get()
-        assert context is not None, "runs in a task only"
-        partition = context.partitionId()
-        sender = Sender(self.options, self.columns, self.scope, partition, self.places, self.heads)
-        found = sender.send(batches)
-        sent = found.topics.get(self.options.topic or "", Sent())
-        counts = (sent.records, sent.repeated, sent.requests, found.retries)
-        columns = {name: [count] for name, count in zip(COUNTS, counts, strict=True)}
-        yield pa.RecordBatch.from_pydict(columns)
+    context = TaskContext.get()
+    assert context is not None, "runs in a task only"
+    sender = Sender(options, columns, scope, context.partitionId(), places, heads)
+    found = sender.send(batches)
+    sent = found.topics.get(options.topic or "", Sent())
+    counts = (sent.records, sent.repeated, sent.requests, found.retries)
+    yield pa.RecordBatch.from_pylist([dict(zip(COUNTS, counts, strict=True))])
 
 
 def append(
@@ -147,21 +144,19 @@ def append(
     Without it, ``df`` must have the same rows in the same partitions and order when Spark computes
     it again.
     """
-    from topics.spark.sink.opening import Clients
-
     topic, started = options.topic, time.monotonic()
     assert topic is not None, "a job has one topic to write to"
     if order:
         df = df.repartition(1).sortWithinPartitions(*order)
     df = df.select(*(name for name in df.columns if name in ACCEPTED))
     with (
-        Clients(options) as clients,
-        Clients(options, RetryBudget.QUICK) as monitor,  # for the thread of `progress`
+        Clients(options.connection) as clients,
+        Clients(options.connection, RetryBudget.QUICK) as monitor,  # for the thread of `progress`
     ):
         before = clients.head(topic)
         monitor.places = clients.places
         columns = Columns.of(df.schema, topic=topic)
-        task = AppendTask(options, columns, scope, clients.places, {topic: before})
+        fixed = options, columns, scope, clients.places, {topic: before}
 
         def gained() -> int | None:
             try:
@@ -172,7 +167,7 @@ def append(
         try:
             with spark_errors(), progress(gained, quiet=quiet):
                 ddl = ", ".join(f"{name} bigint" for name in COUNTS)
-                rows = map_arrow(df, task, ddl).collect()
+                rows = map_arrow(df, partial(append_partition, *fixed), ddl).collect()
         except JobError as error:
             if not (count := gained()):
                 raise
@@ -190,12 +185,9 @@ def append(
         )
 
 
-def open_dest(options: SinkOptions, *, change: bool = False) -> int:
+def open_dest(options: SinkOptions) -> int:
     """Create the topic if it does not exist, check that this key may append, and return the head.
-    With ``change``, an existing topic gets the durability of the options. Raise ``ServerError`` or
-    ``JobError``.
+    An existing topic gets the durability of the options. Raise ``ServerError`` or ``JobError``.
     """
-    from topics.spark.sink.opening import plan
-
-    heads, _ = plan(options, warn, is_job=True, change=change)
+    heads, _ = plan(options, warn, is_job=True)
     return heads[options.topic or ""]

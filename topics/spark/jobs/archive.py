@@ -17,24 +17,17 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from topics.errors import ExitCode
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import RequestError
 from topics.spark.job_errors import JobError
+from topics.spark.jobs import streams
 from topics.spark.jobs.archive_check import EVER, Checked, check
 from topics.spark.jobs.archive_table import COLUMNS, WRITE, commit, dated, opened, table_rows
 from topics.spark.jobs.arguments import Commands, add_common, positive
 from topics.spark.jobs.checkpoint import JOB, Folder, claim, uri_of
-from topics.spark.jobs.streams import (
-    QueryProgress,
-    job_errors,
-    options_of,
-    read_stream,
-    run_batches,
-    seconds,
-)
-from topics.spark.jobs.streams import run as run_query
+from topics.spark.jobs.streams import QueryProgress
 from topics.spark.progress import progress
 from topics.spark.session import local_session
 from topics.spark.source.connection import Connection, RetryBudget
@@ -113,8 +106,7 @@ class ArchiveJob:
         return 0 if table is None else int(table.count())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveSummary:
+class ArchiveSummary(NamedTuple):
     """The checks of the topics of a run. ``total`` is the number of records in the archive, of this
     run and all earlier ones.
     """
@@ -160,15 +152,15 @@ def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> Arch
     """
     started, uri, run = time.monotonic(), uri_of(job.directory), QueryProgress()
     before = job.heads()
-    with job_errors(), progress(lambda: run.records, quiet=quiet):
+    with streams.job_errors(), progress(lambda: run.records, quiet=quiet):
         begin(spark, uri, job)
-        stream = dated(read_stream(spark, job.source()))
+        stream = dated(streams.read_stream(spark, job.source()))
         checkpoint = f"{uri}/{CHECKPOINT}"
         if job.format == "delta":
-            run_batches(stream, partial(commit, uri=uri), checkpoint, job.follow_s, run)
+            streams.run_batches(stream, partial(commit, uri=uri), checkpoint, job.follow_s, run)
         else:
             writer = stream.writeStream.format("parquet").partitionBy("date").options(**WRITE)
-            run_query(writer.option("path", uri), checkpoint, job.follow_s, run)
+            streams.run(writer.option("path", uri), checkpoint, job.follow_s, run)
         read = partial(job.read, spark)
         topics = check(spark, job.options, run, job.heads, before, read)
         return ArchiveSummary(
@@ -232,7 +224,7 @@ def add(commands: Commands) -> None:
     )
     add_arg(
         "--follow",
-        type=seconds,
+        type=streams.seconds,
         metavar="INTERVAL",
         help="do not end, but poll for new records at this interval, such as 10s, until Ctrl-C",
     )
@@ -245,7 +237,7 @@ def run(options: argparse.Namespace) -> ArchiveSummary:
         subscribe=options.topic,
         directory=options.directory,
         is_pattern=options.pattern,
-        options=options_of(options),
+        options=streams.options_of(options),
         format=options.format,
         batch_records=options.batch_records,
         follow_s=options.follow,

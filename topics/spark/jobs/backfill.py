@@ -19,9 +19,8 @@ from topics.spark.job_errors import JobError, UsageError, spark_errors, warn
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_common, byte_count, positive
 from topics.spark.jobs.streams import sink_of
-from topics.spark.preflight import check_spark
 from topics.spark.rows import records
-from topics.spark.session import local_session
+from topics.spark.session import check_spark, local_session
 from topics.spark.sink.options import DURABILITIES
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ def run(options: argparse.Namespace) -> Appended:
         **{name: text for name, text in more.items() if text is not None},
     )
     check_spark()
-    open_dest(sink, change=True)
+    open_dest(sink)
     named = repr((source, options.topic)).encode()
     job = options.job_id or blake2b(named, digest_size=8).hexdigest()
     with local_session(options.cores, "topics-backfill", options.partitions) as spark:

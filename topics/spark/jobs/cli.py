@@ -15,7 +15,7 @@ from types import ModuleType
 
 from topics.errors import ExitCode
 from topics.formats.api.surrogates import has_surrogate
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import RequestError
 from topics.spark.job_errors import JobError, UsageError
 from topics.spark.source.connection import BadOption, ServerError
 

@@ -17,13 +17,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import RequestError
 from topics.spark.job_errors import UsageError
 from topics.spark.jobs.appending import Appended, append, open_dest
 from topics.spark.jobs.arguments import Commands, add_common
 from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
 from topics.spark.session import local_session
-from topics.spark.source.connection import Connection, RetryBudget, errors_of
+from topics.spark.source.connection import Clients, Connection, RetryBudget, errors_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,13 +68,13 @@ def compact(spark: SparkSession, options: argparse.Namespace) -> Appended:
 
 def planned(connection: Connection, topic: str) -> tuple[str, int]:
     """Return a name for the job, and the head of the topic. Raise ``ServerError``."""
-    server = connection.locate(topic)
-    with errors_of(server), connection.client(server, RetryBudget.PLANNING) as client:
-        state = client.state(topic)
-        if state is None:
-            raise RequestError(topic, 404, "topic_not_found", "there is no such topic")
-    head = int(state["head_seq"])
-    return f"compact:{server.name}:{topic}:{state['epoch']}:{head}", head
+    with Clients(connection, RetryBudget.PLANNING) as clients:
+        server = clients.server_of(topic)
+        with errors_of(server):
+            state = clients.of(server).state(topic)
+            if state is None:
+                raise RequestError(topic, 404, "topic_not_found", "there is no such topic")
+    return f"compact:{server.name}:{topic}:{state.epoch}:{state.head_seq}", state.head_seq
 
 
 def read_up_to(

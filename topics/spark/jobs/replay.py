@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
@@ -33,7 +32,7 @@ from topics.spark.jobs.streams import options_of
 from topics.spark.progress import progress
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.options import DURABILITIES, SinkOptions
-from topics.spark.source.connection import ServerError
+from topics.spark.source.connection import Clients, ServerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,8 +58,7 @@ class Part(NamedTuple):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(NamedTuple):
     """The counts of a replay for each target topic. The parts contain ``archived`` records."""
 
     topics: dict[str, Appended]
@@ -219,7 +217,7 @@ def replay(
     targets = dict.fromkeys(into.replace(TOPIC, part.topic) for part in parts)
     sinks = {topic: SinkOptions.parse({**options, "topic": topic}) for topic in targets}
     # All topics are opened before the first record is sent.
-    heads = {topic: open_dest(sink, change=True) for topic, sink in sinks.items()}
+    heads = {topic: open_dest(sink) for topic, sink in sinks.items()}
     done = {topic: Appended(topic=topic, head_before=heads[topic]) for topic in targets}
     count = sum(part.rows for part in parts)
     result = Replayed(done, count)
@@ -233,7 +231,6 @@ def replay(
 
 def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -> Appended:
     """Append a part to its topic. ``head`` is the topic's head before the replay."""
-    from topics.spark.sink.opening import Clients
     from topics.spark.sink.sending import Sender
 
     topic, started = sink.topic, time.monotonic()
@@ -241,7 +238,7 @@ def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -
     epoch = () if part.epoch is None else (part.epoch,)  # earlier versions had no epoch here
     scope = f"replay:{(job, part.topic, *epoch, str(part.date))!r}"
     try:
-        with Clients(sink) as clients:
+        with Clients(sink.connection) as clients:
             place = {topic: clients.server_of(topic)}
             sender = Sender(sink, COLUMNS, scope, part.partition, place, {topic: head})
             figures = sender.send(archive.batches(part, sink.batch_records))

@@ -3,10 +3,9 @@
     options.py    options of writes
     columns.py    the columns that a record is made of
     encoding.py   Arrow batches to JSON records
-    opening.py    finds and creates topics
+    opening.py    opens and creates topics
     sending.py    sends the rows of a task on an executor
-    writer.py     the writers that Spark calls
-    report.py     summaries for the user
+    writer.py     the writers that Spark calls, and their summaries
 
 Exactly once. An append cannot be undone, so it cannot wait for Spark's commit: a record can be read
 as soon as a task has sent it. Instead, the server appends only once for each idempotency key of a

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from topics.spark.rows import BadColumns as BadColumns
 from topics.spark.source.connection import SIMILARITY
@@ -41,8 +40,7 @@ NO_VALUE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(NamedTuple):
     """The index of each column that a record is made of; None if the column is absent."""
 
     value: int

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from topics.formats.api.surrogates import lone_surrogate
-
-if TYPE_CHECKING:
-    from topics.spark.sink.columns import Columns
+from topics.spark.sink.columns import Columns
 
 EXCERPT_CHARS = 80
 TEXT = pa.large_string()  # 64-bit offsets: a batch of records may be larger than 2 GiB
@@ -177,12 +174,12 @@ def _excerpt(value: str | bytes) -> str:
 
 
 def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets and data of a string column, without a copy, for ``Chunker.cut``."""
+    """Return the offsets and data of a column of the type `TEXT`, without a copy, for
+    ``Chunker.cut``.
+    """
     assert column.null_count == 0, "every row was encoded"
     _, offsets, data = column.buffers()
     first, end = column.offset, column.offset + len(column) + 1
     if len(column) == 0 or offsets is None:
-        return memoryview(bytes(4)).cast("i"), memoryview(b"")
-    large = pa.types.is_large_string(column.type)
-    numbers = memoryview(offsets).cast("q" if large else "i")
-    return numbers[first:end], memoryview(data if data is not None else b"")
+        return memoryview(bytes(8)).cast("q"), memoryview(b"")
+    return memoryview(offsets).cast("q")[first:end], memoryview(data if data is not None else b"")

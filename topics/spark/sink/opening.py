@@ -1,4 +1,4 @@
-"""Opens the topics of a write: finds their servers, and creates absent topics.
+"""Opens the topics of a write, and creates absent topics.
 
 A created topic gets a long idempotency window, because it must store the keys of requests until a
 failed task or job is repeated. The default of the API, two minutes, is too short for that.
@@ -6,71 +6,15 @@ failed task or job is repeated. The default of the API, two minutes, is too shor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
-from typing import Self
+from collections.abc import Callable
 
-from topics.spark.client.http import TopicsClient
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import RequestError, TopicsClient
 from topics.spark.client.servers import Server
 from topics.spark.job_errors import JobError
 from topics.spark.sink.options import HOUR_MS, SinkOptions
-from topics.spark.source.connection import RetryBudget, errors_of
+from topics.spark.source.connection import Clients, RetryBudget, errors_of
 
 PROBE = "topics-spark-probe"  # topics with this prefix are listed to check the key
-
-
-class Clients:
-    """One client for each server, opened on its first use. ``places`` are the known servers of
-    topics.
-    """
-
-    def __init__(
-        self,
-        options: SinkOptions,
-        budget: RetryBudget = RetryBudget.FULL,
-        places: Mapping[str, Server] | None = None,
-    ) -> None:
-        self._connection = options.connection
-        self._budget = budget
-        self.places = dict(places or {})
-        self._open: dict[tuple[Server, RetryBudget], TopicsClient] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_failure: object) -> None:
-        self._stack.close()
-
-    def of(self, server: Server) -> TopicsClient:
-        """Return the client of the server."""
-        return self._client(server, self._budget)
-
-    def _client(self, server: Server, budget: RetryBudget) -> TopicsClient:
-        if (server, budget) not in self._open:
-            client = self._connection.client(server, budget)
-            self._open[server, budget] = self._stack.enter_context(client)
-        return self._open[server, budget]
-
-    def server_of(self, topic: str) -> Server:
-        """Return the server on which the topic is or will be created (`Connection.locate`)."""
-        if topic not in self.places:
-            self.places[topic] = self._connection.locate(
-                topic, self._budget, lambda *asked: nullcontext(self._client(*asked))
-            )
-        return self.places[topic]
-
-    def head(self, topic: str) -> int:
-        """Return the head seq of the topic, 0 if it is absent. Raises `ServerError`."""
-        server = self.server_of(topic)
-        with errors_of(server):
-            return int((self.of(server).state(topic) or {"head_seq": 0})["head_seq"])
-
-    @property
-    def retries(self) -> int:
-        """The number of retries of all requests."""
-        return sum(client.retries for client in self._open.values())
 
 
 def open_topic(
@@ -80,11 +24,10 @@ def open_topic(
     warn: Callable[[str], None],
     *,
     is_job: bool = False,
-    change: bool = False,
 ) -> int | None:
     """Create the topic if it is absent and the options allow it, and return its head seq; None if
-    the key lacks the scope ``read``, which a job needs. A topic that exists keeps its config,
-    except for the durability of the options with ``change``.
+    the key lacks the scope ``read``, which a job needs. A topic that exists keeps its config. A job
+    gives it the durability of the options.
 
     Raises `ServerError`, or ``JobError`` for a topic that may not be created and for the queue of a
     job, which compares counts that acks change.
@@ -103,24 +46,24 @@ def open_topic(
                 f'topic "{topic}": there is no such topic on {server.address}; create it, or leave'
                 " the option createTopic out"
             )
-        if is_job and state is not None and state["config"].get("type", "log") != "log":
+        if is_job and state is not None and state.config.get("type", "log") != "log":
             raise JobError(f'topic "{topic}" is a queue; jobs append to topics of type log only')
-        wanted = options.durability if change else None
+        wanted = options.durability if is_job else None
         if state is None:
             client.put_topic(topic, options.config())
-        elif wanted not in (None, state["config"]["durability"]):
+        elif wanted not in (None, state.config["durability"]):
             client.put_topic(topic, {"durability": wanted})
         if state is None and (state := client.state(topic)) is None:
             reason = "it was deleted immediately after its creation"
             raise RequestError(topic, 404, "topic_not_found", reason)
-    window_ms = state["config"]["idempotency_window_ms"]
+    window_ms = state.config["idempotency_window_ms"]
     if window_ms < HOUR_MS:
         warn(
             f'topic "{topic}" remembers idempotency keys for {window_ms / 1000:g} s only: a task or'
             " job that is repeated later appends its records again. Set idempotency_window_ms to an"
             f" hour or more (PUT /v0/topics/{topic})."
         )
-    return int(state["head_seq"])
+    return state.head_seq
 
 
 def plan(
@@ -129,7 +72,6 @@ def plan(
     budget: RetryBudget = RetryBudget.PLANNING,
     *,
     is_job: bool = False,
-    change: bool = False,
 ) -> tuple[dict[str, int], dict[str, Server]]:
     """Open the topic of the options. Return its head, if the key may read it, and its server, both
     by topic. If the options contain no topic, check that the servers accept the key, and return
@@ -138,13 +80,13 @@ def plan(
     With ``PLANNING``, also check that the key may append.
     """
     topic = options.topic
-    with Clients(options, budget) as clients:
+    with Clients(options.connection, budget) as clients:
         if topic is None:
             for server in options.connection.servers.members:
                 with errors_of(server):
                     _check_key(clients.of(server))
             return {}, {}
-        head = open_topic(clients, options, topic, warn, is_job=is_job, change=change)
+        head = open_topic(clients, options, topic, warn, is_job=is_job)
         if budget is RetryBudget.PLANNING:
             server = clients.server_of(topic)
             with errors_of(server):
@@ -155,7 +97,7 @@ def plan(
 def _check_key(client: TopicsClient) -> None:
     """Raise `RequestError` if the server does not accept the key."""
     try:
-        next(client.names(PROBE), None)
+        next(client.listing(PROBE), None)
     except RequestError as error:
         if error.code != "forbidden":  # the key lacks the scope read, but is valid
             raise

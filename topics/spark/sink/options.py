@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from topics.spark.source.connection import (
-    BadOption,
-    Connection,
-    choice,
-    flag,
-    lowered,
-    number,
-    refuse_unknown,
-    text_of,
-)
+from topics.spark.source.connection import BadOption, Connection, Given
 
 HOUR_MS = 60 * 60 * 1000
 DURABILITIES = ("ephemeral", "memory", "disk", "fsync")
@@ -39,8 +30,8 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Return the options of a write. Raises `BadOption`."""
-        given = lowered(options)
-        refuse_unknown(given, "write")
+        given = Given(options)
+        given.refuse_unknown("write")
         if not given:
             raise BadOption(
                 "a write without options: Spark does not pass the OPTIONS of a table to a Python"
@@ -50,15 +41,15 @@ class SinkOptions:
         has_durability = "durability" in given
         return cls(
             connection=Connection.parse(given),
-            topic=text_of(given, "topic"),
-            job_id=text_of(given, "jobId"),
-            node=text_of(given, "node"),
-            text=choice(given, "valueFormat", ("json", "text")) == "text",
-            batch_records=number(given, "batchRecords"),
-            batch_bytes=number(given, "batchBytes"),
-            window_ms=number(given, "idempotencyWindowMs"),
-            create=flag(given, "createTopic"),
-            durability=choice(given, "durability", DURABILITIES) if has_durability else None,
+            topic=given.text("topic"),
+            job_id=given.text("jobId"),
+            node=given.text("node"),
+            text=given.choice("valueFormat", ("json", "text")) == "text",
+            batch_records=given.number("batchRecords"),
+            batch_bytes=given.number("batchBytes"),
+            window_ms=given.number("idempotencyWindowMs"),
+            create=given.flag("createTopic"),
+            durability=given.choice("durability", DURABILITIES) if has_durability else None,
         )
 
     def config(self) -> dict[str, Any]:

@@ -30,9 +30,9 @@ from topics.client.chunks import Chunk, Chunker, chunk_key
 from topics.spark.client.servers import Server
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.encoding import BadRow, encode, string_block, topics_of
-from topics.spark.sink.opening import Clients, open_topic
+from topics.spark.sink.opening import open_topic
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.connection import errors_of
+from topics.spark.source.connection import Clients, errors_of
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Sender:
         self.scope = scope
         self.partition = partition
         self.heads = dict(heads or {})
-        self.clients = Clients(options, places=places)
+        self.clients = Clients(options.connection, places=places)
         self._columns = columns
         self._outlets: dict[str, _Outlet] = {}
         self._figures = TaskFigures()

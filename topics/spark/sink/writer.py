@@ -10,30 +10,27 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 
 from topics.spark.client.servers import Server
 from topics.spark.job_errors import JobError, warn, without_traceback, write_stderr
 from topics.spark.sink.columns import Columns
-from topics.spark.sink.opening import Clients, plan
+from topics.spark.sink.opening import plan
 from topics.spark.sink.options import SinkOptions
-from topics.spark.sink.report import remaining_records, summary_line, warnings_of
-from topics.spark.sink.sending import Sender, TaskFigures
-from topics.spark.source.connection import BadOption, RetryBudget, ServerError, is_away
+from topics.spark.sink.sending import Sender, Sent, TaskFigures
+from topics.spark.source.connection import BadOption, Clients, RetryBudget, ServerError, is_away
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
+NAMED_TOPICS = 3
 APPEND_ONLY = 'a topic is only appended to: write .mode("append")'
 
 
@@ -81,7 +78,7 @@ class BatchWriter(DataSourceArrowWriter):
     def _appended(self) -> int | None:
         """Return the number of seqs since the write was planned, None if it is unknown."""
         try:
-            with Clients(self.options, RetryBudget.PLANNING, self.places) as clients:
+            with Clients(self.options.connection, RetryBudget.PLANNING, self.places) as clients:
                 moved = [clients.head(topic) - head for topic, head in self.heads.items()]
         except ServerError:
             return None
@@ -148,6 +145,52 @@ def _figures(messages: list[WriterCommitMessage | None]) -> list[TaskFigures]:
     return [message.figures for message in messages if isinstance(message, Written)]
 
 
-def _warn(planned: list[str], figures: list[TaskFigures]) -> None:
-    for warning in warnings_of(planned, figures):
+def _warn(planned: Iterable[str], figures: Iterable[TaskFigures]) -> None:
+    """Write each warning once."""
+    found = [*planned, *(warning for task in figures for warning in task.warnings)]
+    for warning in dict.fromkeys(found):
         warn(warning)
+
+
+def total(figures: Iterable[TaskFigures]) -> dict[str, Sent]:
+    """Return the sums of all tasks, ordered by topic."""
+    sums: dict[str, Sent] = {}
+    for task in figures:
+        for topic, sent in task.topics.items():
+            into = sums.setdefault(topic, Sent())
+            into.records += sent.records
+            into.repeated += sent.repeated
+            into.requests += sent.requests
+    return dict(sorted(sums.items()))
+
+
+def summary_line(figures: Sequence[TaskFigures], *, seconds: float) -> str:
+    """Return a summary of a successful write."""
+    sums = total(figures)
+    records = sum(sent.records for sent in sums.values())
+    repeated = sum(sent.repeated for sent in sums.values())
+    requests = sum(sent.requests for sent in sums.values())
+    summary = (
+        f"{records:,} records to {_named(sums)} in {seconds:.1f} s, {requests:,} requests,"
+        f" {sum(task.retries for task in figures):,} retries"
+    )
+    if repeated:
+        summary += f", {repeated:,} of the records were there from an earlier attempt or run"
+    return summary
+
+
+def remaining_records(figures: Sequence[TaskFigures], moved: int | None) -> str:
+    """Return a description of the records that a failed write has appended, empty if there are
+    none. ``moved`` is the number of new seqs in the topic, None if it is unknown.
+    """
+    if moved is not None:
+        return f"about {moved:,} records that it appended remain" if moved else ""
+    done = sum(sent.records for sent in total(figures).values())
+    return f"the {done:,} records of its finished tasks remain, and those of its other tasks"
+
+
+def _named(sums: dict[str, Sent]) -> str:
+    names = ", ".join(f'"{topic}"' for topic in list(sums)[:NAMED_TOPICS])
+    if len(sums) > NAMED_TOPICS:
+        return f"{len(sums):,} topics ({names} and others)"
+    return f"{'topics' if len(sums) > 1 else 'topic'} {names}" if sums else "no topic"

@@ -7,8 +7,7 @@
     columns.py      converts records to Arrow batches
     plan.py         the ranges of seqs of a batch or micro-batch
     survey.py       the heads and epochs of topics on the servers
-    reading.py      reads the ranges of a task on an executor
-    batch.py        batch reads
+    reading.py      batch reads; reads the ranges of a task on an executor
     stream.py       streaming reads
     lag.py          the lag of a query
 

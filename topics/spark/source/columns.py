@@ -14,33 +14,23 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 from msgspec import Raw
+from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from topics.spark.client.http import Record
 from topics.spark.source.connection import BadOption
 
 # The first type is the default.
-TYPES: Final[Mapping[str, tuple[DataType, ...]]] = {
-    "key": (StringType(), BinaryType()),
-    "value": (StringType(), BinaryType()),
-    "topic": (StringType(),),
-    "partition": (IntegerType(),),
-    "offset": (LongType(),),
-    "timestamp": (TimestampType(),),
-    "node": (StringType(),),
-    "headers": (StringType(), MapType(StringType(), StringType())),
-    "epoch": (LongType(),),
+TYPES: Final[Mapping[str, tuple[t.DataType, ...]]] = {
+    "key": (t.StringType(), t.BinaryType()),
+    "value": (t.StringType(), t.BinaryType()),
+    "topic": (t.StringType(),),
+    "partition": (t.IntegerType(),),
+    "offset": (t.LongType(),),
+    "timestamp": (t.TimestampType(),),
+    "node": (t.StringType(),),
+    "headers": (t.StringType(), t.MapType(t.StringType(), t.StringType())),
+    "epoch": (t.LongType(),),
 }
 DEFAULTS: Final = tuple(name for name in TYPES if name != "epoch")  # Kafka has no epoch
 NULLABLE: Final = ("key", "node", "headers")
@@ -48,14 +38,14 @@ _texts_of = msgspec.json.Decoder(dict[str, Raw]).decode
 _text_of = msgspec.json.Decoder(str).decode
 
 
-def schema_of(names: Sequence[str]) -> StructType:
+def schema_of(names: Sequence[str]) -> t.StructType:
     """Return a schema of these columns, by default of all but the epoch. Raises `BadOption` for an
     unknown name.
     """
     for name in names:
         if name not in TYPES:
             raise BadOption(f"option columns names {name!r}; there are: {', '.join(TYPES)}")
-    return StructType([StructField(name, TYPES[name][0]) for name in names or DEFAULTS])
+    return t.StructType([t.StructField(name, TYPES[name][0]) for name in names or DEFAULTS])
 
 
 class Columns:
@@ -64,7 +54,7 @@ class Columns:
     Raises `BadOption` for an unknown column and for a type that the column cannot have.
     """
 
-    def __init__(self, schema: StructType, *, text: bool = False) -> None:
+    def __init__(self, schema: t.StructType, *, text: bool = False) -> None:
         _check(schema, NULLABLE + ("value",) * text)
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         self._text = text
@@ -94,7 +84,7 @@ class Columns:
         return found
 
 
-def _check(schema: StructType, nullable: Sequence[str]) -> None:
+def _check(schema: t.StructType, nullable: Sequence[str]) -> None:
     names = schema.fieldNames()
     if not names:  # Arrow cannot represent rows without columns
         raise BadOption("the schema has no column; read at least the offset")

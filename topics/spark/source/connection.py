@@ -7,18 +7,19 @@ text never contains the key.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from ssl import SSLContext, create_default_context
+from typing import NamedTuple, Self
 
+from topics.client import Retry
 from topics.client.errors import Refused
 from topics.client.settings import checked_key
-from topics.spark.client.http import DEFAULT_URL, Target, TopicsClient
-from topics.spark.client.request_error import RequestError
+from topics.spark.client.http import DEFAULT_URL, RequestError, TopicsClient
 from topics.spark.client.servers import BadServers, Server, Servers
 from topics.spark.interface import DEFAULTS, Use, known_names
 
@@ -37,6 +38,10 @@ AWAY = ("unreachable", "throttled", "not_ready", "shutting_down")
 QUICK_RETRIES = 1
 QUICK_CONNECT_S = 1.0
 QUICK_READ_S = 10.0
+QUICK_RETRY_AFTER_S = 1
+RETRY_AFTER_MAX_S = 60  # on average; a request fails if the server requires more
+BACKOFF_S = 0.2
+BACKOFF_MAX_S = 14.0  # 10 s on average
 
 
 class BadOption(ValueError):
@@ -49,6 +54,67 @@ class ServerError(Exception):
     """
 
 
+class Given(dict[str, str]):
+    """The given options by their names in lower case, as Spark passes them to a source."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__({name.lower(): value for name, value in options.items()})
+
+    def refuse_unknown(self, use: Use) -> None:
+        """Raise `BadOption` for a path, and for an unknown option that is similar to a known one.
+        Other unknown options belong to Spark or to the other kind of use.
+        """
+        known = known_names(use)
+        if "path" in self:
+            reads, writes = ("subscribe", "load"), ("topic", "save() or .start")
+            option, method = reads if use == "read" else writes
+            raise BadOption(
+                f"a topic has no path: give .option({option!r}, {self['path']!r}) and call"
+                f" .{method}() without an argument"
+            )
+        for name in self:
+            near = get_close_matches(name, known, n=1, cutoff=SIMILARITY)
+            if name not in known and near:
+                raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
+
+    def only_one(self, *names: str) -> str | None:
+        """Return which of these is given, None if none is. Raises `BadOption` for several."""
+        found = [name for name in names if name.lower() in self]
+        if len(found) > 1:
+            raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
+        return found[0] if found else None
+
+    def number(self, name: str, *, least: int = 1) -> int:
+        """Return an option that is an integer. Raises `BadOption`."""
+        text = self.get(name.lower(), DEFAULTS[name])
+        try:
+            value = int(text.strip().replace("_", ""))
+        except ValueError:
+            raise BadOption(f"option {name} is {text!r}, which is not an integer") from None
+        if value < least:
+            raise BadOption(f"option {name} is {value}; it is at least {least}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return an option that is true or false. Raises `BadOption`."""
+        return self.choice(name, ("true", "false")) == "true"
+
+    def choice(self, name: str, values: tuple[str, ...]) -> str:
+        """Return an option that is one of the values, in any case. Raises `BadOption`."""
+        text = self.get(name.lower(), DEFAULTS[name]).strip()
+        for value in values:
+            if text.lower() == value.lower():
+                return value
+        raise BadOption(f"option {name} is {text!r}; it is one of: {', '.join(values)}")
+
+    def text(self, name: str) -> str | None:
+        """Return an option that is a text, None if it is absent. Raises `BadOption` if empty."""
+        text = self.get(name.lower())
+        if text == "":
+            raise BadOption(f"option {name} is empty")
+        return text
+
+
 class RetryBudget(Enum):
     """How long a request is retried if the server does not respond."""
 
@@ -57,11 +123,7 @@ class RetryBudget(Enum):
     FULL = "all retries that the options allow"
 
 
-ClientFactory = Callable[[Server, RetryBudget], AbstractContextManager[TopicsClient]]
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
+class TlsFiles(NamedTuple):
     """The files of certificates and the private key. Each machine reads its own files."""
 
     ca: str | None
@@ -69,9 +131,9 @@ class TlsFiles:
     key: str | None
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], servers: Servers) -> TlsFiles | None:
+    def parse(cls, given: Given, servers: Servers) -> TlsFiles | None:
         """Return the files of the options, None without one. Raises `BadOption`."""
-        files = cls(*(text_of(given, name) for name in ("caFile", "certFile", "keyFile")))
+        files = cls(*(given.text(name) for name in ("caFile", "certFile", "keyFile")))
         if files == cls(None, None, None):
             return None
         if files.key and not files.certificate:
@@ -111,7 +173,7 @@ class Connection:
         """Return the connection of these options. Servers and key default to the environment. Reads
         the files that the options name. Raises `BadOption`.
         """
-        given = lowered(options)
+        given = Given(options)
         _refuse_kafka(given)
         servers, key = _servers(given), _api_key(given)
         if key and any(server.url != server.address for server in servers.members):
@@ -123,68 +185,31 @@ class Connection:
         return cls(
             servers=servers,
             api_key=key,
-            retries=number(given, "numRetries", least=0),
-            connect_s=number(given, "connectTimeoutMs") / 1000,
-            read_s=number(given, "readTimeoutMs") / 1000,
+            retries=given.number("numRetries", least=0),
+            connect_s=given.number("connectTimeoutMs") / 1000,
+            read_s=given.number("readTimeoutMs") / 1000,
             tls=TlsFiles.parse(given, servers),
         )
 
-    def target(self, server: Server) -> Target:
-        """Return the client's settings for the server."""
-        return Target(
-            url=server.url,
-            api_key=self.api_key,
-            retries=self.retries,
-            connect_s=self.connect_s,
-            read_s=self.read_s,
-        )
+    def retry(self, budget: RetryBudget = RetryBudget.FULL) -> Retry:
+        """Return the number of retries, and the pauses before them."""
+        retries, retry_after_s = self.retries, RETRY_AFTER_MAX_S
+        if budget is RetryBudget.QUICK:
+            retries, retry_after_s = min(QUICK_RETRIES, retries), QUICK_RETRY_AFTER_S
+        connects = min(PLANNING_CONNECTS, retries) if budget is RetryBudget.PLANNING else retries
+        return Retry(retries * retry_after_s, BACKOFF_S, BACKOFF_MAX_S, retries, connects)
 
     def client(self, server: Server, budget: RetryBudget = RetryBudget.FULL) -> TopicsClient:
         """Return a client of the server, which the caller must close."""
-        target = self.target(server)
-        if budget is RetryBudget.PLANNING:
-            target = replace(target, connect_retries=min(PLANNING_CONNECTS, target.retries))
-        elif budget is RetryBudget.QUICK:
-            target = replace(
-                target,
-                retries=min(QUICK_RETRIES, target.retries),
-                connect_s=min(QUICK_CONNECT_S, target.connect_s),
-                read_s=min(QUICK_READ_S, target.read_s),
-                retry_after_max_s=1,
-            )
-        return TopicsClient(target, None if self.tls is None else self.tls.context())
-
-    def locate(
-        self,
-        topic: str,
-        budget: RetryBudget = RetryBudget.PLANNING,
-        client: ClientFactory | None = None,
-    ) -> Server:
-        """Return the server that has the topic. If no server has it, return the server on which to
-        create it.
-
-        All servers are queried. A server that does not respond is ignored if another one has the
-        topic; otherwise it is queried again with ``budget``, and its failure is a `ServerError`. A
-        key without the scope ``read`` finds only a topic that is on the server of its name.
-        Raises `RequestError` for a topic on two servers. ``client`` provides the clients; by
-        default, each is created and closed.
-        """
-        connect = client or self.client
-        members = self.servers.members
-        if len(members) == 1:
-            return members[0]
-        found, silent = [], []
-        for server in members:
-            try:
-                if _has(connect, server, topic, RetryBudget.QUICK):
-                    found.append(server)
-            except ServerError:
-                silent.append(server)
-        if not found:
-            found = [server for server in silent if _has(connect, server, topic, budget)]
-        if len(found) > 1:
-            raise on_two_servers(topic, found[0], found[1])
-        return found[0] if found else self.servers.owner(topic)
+        is_quick = budget is RetryBudget.QUICK
+        return TopicsClient(
+            server.url,
+            api_key=self.api_key,
+            retry=self.retry(budget),
+            connect_s=min(QUICK_CONNECT_S, self.connect_s) if is_quick else self.connect_s,
+            read_s=min(QUICK_READ_S, self.read_s) if is_quick else self.read_s,
+            ssl_context=None if self.tls is None else self.tls.context(),
+        )
 
     def server(self, name: str) -> Server:
         """Return the server with this name. Raises `BadOption` if there is none."""
@@ -193,6 +218,94 @@ class Connection:
             names = ", ".join(member.name for member in self.servers.members)
             raise BadOption(f'servers has no server "{name}"; there are: {names}')
         return found
+
+
+class Clients:
+    """The clients of the servers, each opened on its first use and closed at the end of the block.
+    ``budget`` is the default. ``places`` are the known servers of topics. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        budget: RetryBudget = RetryBudget.FULL,
+        places: Mapping[str, Server] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._budget = budget
+        self.places = dict(places or {})
+        self._open: dict[tuple[Server, RetryBudget], TopicsClient] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for client in self._open.values():
+            client.close()
+        self._open.clear()
+
+    def of(self, server: Server, budget: RetryBudget | None = None) -> TopicsClient:
+        """Return the client of the server."""
+        key = server, budget or self._budget
+        if key not in self._open:
+            self._open[key] = self._connection.client(*key)
+        return self._open[key]
+
+    def server_of(self, topic: str) -> Server:
+        """Return the server that has the topic. If no server has it, return the server on which to
+        create it.
+
+        All servers are queried. A server that does not respond is ignored if another one has the
+        topic; otherwise it is queried again with the budget, and its failure is a `ServerError`. A
+        key without the scope ``read`` finds only a topic that is on the server of its name.
+        Raises `RequestError` for a topic on two servers.
+        """
+        if topic not in self.places:
+            self.places[topic] = self._located(topic)
+        return self.places[topic]
+
+    def _located(self, topic: str) -> Server:
+        servers = self._connection.servers
+        if len(servers.members) == 1:
+            return servers.members[0]
+        found, silent = [], []
+        for server in servers.members:
+            try:
+                if self._has(server, topic, RetryBudget.QUICK):
+                    found.append(server)
+            except ServerError:
+                silent.append(server)
+        if not found:
+            found = [server for server in silent if self._has(server, topic, self._budget)]
+        if len(found) > 1:
+            raise on_two_servers(topic, found[0], found[1])
+        return found[0] if found else servers.owner(topic)
+
+    def _has(self, server: Server, topic: str, budget: RetryBudget) -> bool:
+        """Return whether the server has the topic; False if the key lacks the scope ``read``."""
+        with errors_of(server):
+            try:
+                return self.of(server, budget).state(topic) is not None
+            except RequestError as error:
+                if error.code != "forbidden":
+                    raise
+                return False
+
+    def head(self, topic: str) -> int:
+        """Return the head seq of the topic, 0 if it is absent. Raises `ServerError`."""
+        server = self.server_of(topic)
+        with errors_of(server):
+            state = self.of(server).state(topic)
+        return 0 if state is None else state.head_seq
+
+    @property
+    def retries(self) -> int:
+        """The number of retries of all requests."""
+        return sum(client.retries for client in self._open.values())
 
 
 def is_away(error: ServerError) -> bool:
@@ -210,17 +323,6 @@ def errors_of(server: Server) -> Iterator[None]:
         raise ServerError(f"server {label(server)}: {error}") from error
 
 
-def _has(connect: ClientFactory, server: Server, topic: str, budget: RetryBudget) -> bool:
-    """Return whether the server has the topic; False if the key lacks the scope ``read``."""
-    with errors_of(server), connect(server, budget) as client:
-        try:
-            return client.state(topic) is not None
-        except RequestError as error:
-            if error.code != "forbidden":
-                raise
-            return False
-
-
 def on_two_servers(topic: str, one: Server, other: Server) -> RequestError:
     """Return the error for a topic that exists on two servers."""
     where = f"it is on server {label(one)} and on server {label(other)}"
@@ -233,71 +335,8 @@ def label(server: Server) -> str:
     return address if server.name == address else f"{server.name} ({address})"
 
 
-def lowered(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options with their names in lower case, as Spark passes them to a source."""
-    return {name.lower(): value for name, value in options.items()}
-
-
-def refuse_unknown(given: Mapping[str, str], use: Use) -> None:
-    """Raise `BadOption` for a path, and for an unknown option that is similar to a known one. Other
-    unknown options belong to Spark or to the other kind of use.
-    """
-    known = known_names(use)
-    if "path" in given:
-        option, method = ("subscribe", "load") if use == "read" else ("topic", "save() or .start")
-        raise BadOption(
-            f"a topic has no path: give .option({option!r}, {given['path']!r}) and call .{method}()"
-            " without an argument"
-        )
-    for name in given:
-        if name not in known and (near := get_close_matches(name, known, n=1, cutoff=SIMILARITY)):
-            raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
-
-
-def only_one(given: Mapping[str, str], *names: str) -> str | None:
-    """Return which of these options is given, None if none is. Raises `BadOption` for several."""
-    found = [name for name in names if name.lower() in given]
-    if len(found) > 1:
-        raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
-    return found[0] if found else None
-
-
-def number(given: Mapping[str, str], name: str, *, least: int = 1) -> int:
-    """Return an option that is an integer. Raises `BadOption`."""
-    text = given.get(name.lower(), DEFAULTS[name])
-    try:
-        value = int(text.strip().replace("_", ""))
-    except ValueError:
-        raise BadOption(f"option {name} is {text!r}, which is not an integer") from None
-    if value < least:
-        raise BadOption(f"option {name} is {value}; it is at least {least}")
-    return value
-
-
-def flag(given: Mapping[str, str], name: str) -> bool:
-    """Return an option that is true or false. Raises `BadOption`."""
-    return choice(given, name, ("true", "false")) == "true"
-
-
-def choice(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """Return an option that is one of the values, in any case. Raises `BadOption`."""
-    text = given.get(name.lower(), DEFAULTS[name]).strip()
-    for value in values:
-        if text.lower() == value.lower():
-            return value
-    raise BadOption(f"option {name} is {text!r}; it is one of: {', '.join(values)}")
-
-
-def text_of(given: Mapping[str, str], name: str) -> str | None:
-    """Return an option that is a text, None if it is absent. Raises `BadOption` if it is empty."""
-    text = given.get(name.lower())
-    if text == "":
-        raise BadOption(f"option {name} is empty")
-    return text
-
-
-def _servers(given: Mapping[str, str]) -> Servers:
-    option = only_one(given, "servers", "url")
+def _servers(given: Given) -> Servers:
+    option = given.only_one("servers", "url")
     text = given[option] if option else os.environ.get("TOPICS_URL")
     if not text:
         # Spark does not report the master to this process, so it cannot allow a local default.
@@ -311,7 +350,7 @@ def _servers(given: Mapping[str, str]) -> Servers:
         raise BadOption(str(error)) from None
 
 
-def _api_key(given: Mapping[str, str]) -> str | None:
+def _api_key(given: Given) -> str | None:
     key = _given_key(given)
     try:
         return checked_key(key) if key else None
@@ -319,8 +358,8 @@ def _api_key(given: Mapping[str, str]) -> str | None:
         raise BadOption("the API key has a character that is not visible ASCII") from None
 
 
-def _given_key(given: Mapping[str, str]) -> str | None:
-    option = only_one(given, "apiToken", "apiKey", "apiKeyFile")
+def _given_key(given: Given) -> str | None:
+    option = given.only_one("apiToken", "apiKey", "apiKeyFile")
     if option != "apiKeyFile":
         key = given[option.lower()] if option else None
         return key or os.environ.get("TOPICS_API_KEY")
@@ -335,7 +374,7 @@ def _given_key(given: Mapping[str, str]) -> str | None:
     return key
 
 
-def _refuse_kafka(given: Mapping[str, str]) -> None:
+def _refuse_kafka(given: Given) -> None:
     for name in given:
         if advice := KAFKA_ADVICE.get(name):
             raise BadOption(f"option {name} is Kafka's: {advice}")

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from topics.spark.job_errors import without_traceback
 from topics.spark.sink.writer import BatchWriter, StreamWriter
-from topics.spark.source.batch import BatchReader
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.options import ReadOptions
+from topics.spark.source.reading import BatchReader
 from topics.spark.source.stream import StreamReader
 
 
-class TopicsDataSource(DataSource):
+class TopicsDataSource(spark.DataSource):
     """Topics as DataFrames. Spark creates an instance for each read or write and pickles it."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -36,24 +30,24 @@ class TopicsDataSource(DataSource):
         """Return the columns of a read for which the user has given no schema."""
         return schema_of(ReadOptions.parse(self.options, "either").columns)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> spark.DataSourceReader:
         """Return the reader of a batch."""
         options = ReadOptions.parse(self.options, "batch")
         return BatchReader(options, Columns(schema, text=options.text))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> spark.DataSourceStreamReader:  # noqa: N802
         """Return the reader of a stream."""
         options = ReadOptions.parse(self.options, "stream")
         return StreamReader(options, Columns(schema, text=options.text))
 
     @without_traceback
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> spark.DataSourceWriter:
         """Return the writer of a DataFrame."""
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     @without_traceback
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
-    ) -> DataSourceStreamWriter:
+    ) -> spark.DataSourceStreamWriter:
         """Return the writer of a stream."""
         return StreamWriter(self.options, schema, overwrite=overwrite)

@@ -88,10 +88,6 @@ class Bounds:
         found = self.named.get(topic, {})
         return found.get(partition, found.get(None, self.default))
 
-    def partitions(self, topic: str) -> Collection[int | None]:
-        """Return the partitions that the option names for the topic, None for any."""
-        return self.named.get(topic, {}).keys()
-
     def check(self, topic: str, existing: Collection[int]) -> None:
         """Raise `BadOption` for a partition that is not one of the topic's ``existing`` ones."""
         for partition in self.named.get(topic, {}):

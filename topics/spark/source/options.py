@@ -12,21 +12,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from topics.formats.names import TOPIC_NAME
 from topics.spark.interface import DEFAULTS
-from topics.spark.source.connection import (
-    BadOption,
-    Connection,
-    choice,
-    flag,
-    lowered,
-    number,
-    only_one,
-    refuse_unknown,
-)
+from topics.spark.source.connection import BadOption, Connection, Given
 from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, Number
 
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 Assigned = dict[str, Annotated[list[Number], msgspec.Meta(min_length=1)]]
 LITERALS = re.compile(r"(?:\\[.:-]|[A-Za-z0-9_:-])*(?![?*{])")
 
@@ -58,9 +49,9 @@ class ReadOptions:
         """Return the options of a batch read, of a stream, or of either if Spark has not specified
         it yet. Raises `BadOption`.
         """
-        given = lowered(options)
+        given = Given(options)
         connection = Connection.parse(given)
-        refuse_unknown(given, "read")
+        given.refuse_unknown("read")
         topics, pattern = _subscription(given)
         read = cls(
             connection=connection,
@@ -68,16 +59,16 @@ class ReadOptions:
             pattern=pattern,
             starting=_bounds(given, "starting", EARLIEST, LATEST if kind == "stream" else EARLIEST),
             ending=_bounds(given, "ending", LATEST, LATEST),
-            fail_on_data_loss=flag(given, "failOnDataLoss"),
-            min_partitions=number(given, "minPartitions"),
-            max_records_per_partition=number(given, "maxRecordsPerPartition"),
+            fail_on_data_loss=given.flag("failOnDataLoss"),
+            min_partitions=given.number("minPartitions"),
+            max_records_per_partition=given.number("maxRecordsPerPartition"),
             max_offsets=(
-                number(given, "maxOffsetsPerTrigger") if "maxoffsetspertrigger" in given else None
+                given.number("maxOffsetsPerTrigger") if "maxoffsetspertrigger" in given else None
             ),
-            min_offsets=number(given, "minOffsetsPerTrigger", least=0),
+            min_offsets=given.number("minOffsetsPerTrigger", least=0),
             max_delay_s=_duration_ms(given, "maxTriggerDelay") / 1000,
             node=given.get("node") or None,
-            text=choice(given, "valueFormat", ("json", "text")) == "text",
+            text=given.choice("valueFormat", ("json", "text")) == "text",
             assigned=_assigned(given),
             columns=_list(given.get("columns", "")),
         )
@@ -111,7 +102,7 @@ class ReadOptions:
         if starting.by_time != ending.by_time:
             return
         for topic in sorted({*starting.named, *ending.named}) or [""]:
-            for partition in {None, *starting.partitions(topic), *ending.partitions(topic)}:
+            for partition in {None, *starting.named.get(topic, ()), *ending.named.get(topic, ())}:
                 first, end = starting.of(topic, partition), ending.of(topic, partition)
                 if first > end >= 0:
                     of = f' of topic "{topic}"' if topic else ""
@@ -123,11 +114,6 @@ class ReadOptions:
         """Return whether the pattern matches the complete name of the topic."""
         return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
-    @property
-    def prefix(self) -> str:
-        """Return a prefix of all names that the pattern matches."""
-        return literal_prefix(self.pattern or "")
-
 
 def literal_prefix(pattern: str) -> str:
     """Return the literal text at the start of a regular expression: a prefix of all matches."""
@@ -138,8 +124,8 @@ def literal_prefix(pattern: str) -> str:
     return found.group().replace("\\", "")
 
 
-def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
-    option = only_one(given, "subscribe", "topic", "assign", "subscribePattern")
+def _subscription(given: Given) -> tuple[tuple[str, ...], str | None]:
+    option = given.only_one("subscribe", "topic", "assign", "subscribePattern")
     if option is None:
         raise BadOption("no topic is named: give the option subscribe, or subscribePattern")
     text = given[option.lower()]
@@ -153,12 +139,12 @@ def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None
     if not topics:
         raise BadOption(f"option {option} names no topic")
     for topic in topics:
-        if not TOPIC.fullmatch(topic):
+        if not TOPIC_NAME.fullmatch(topic):
             raise BadOption(f"option {option}: {topic!r} is no name of a topic")
     return tuple(dict.fromkeys(topics)), None
 
 
-def _assigned(given: Mapping[str, str]) -> Bounds:
+def _assigned(given: Given) -> Bounds:
     """Return the topics and partitions of the option assign, each from its earliest record."""
     text = given.get("assign", "{}")
     try:
@@ -177,20 +163,20 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _bounds(given: Mapping[str, str], side: str, rest: int, default: int) -> Bounds:
+def _bounds(given: Given, side: str, rest: int, default: int) -> Bounds:
     """Return where to start or end: without options at ``default``, and topics that JSON does not
     name at ``rest``.
     """
     offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
-    option = only_one(given, offsets, time, times)
+    option = given.only_one(offsets, time, times)
     if option is None:
         return Bounds(offsets, default)
     if option == time:
-        return Bounds(time, number(given, time, least=0), by_time=True)
+        return Bounds(time, given.number(time, least=0), by_time=True)
     return Bounds.parse(option, given[option.lower()], rest, by_time=option == times)
 
 
-def _duration_ms(given: Mapping[str, str], option: str) -> int:
+def _duration_ms(given: Given, option: str) -> int:
     text = given.get(option.lower(), DEFAULTS[option])
     found = re.fullmatch(r"(\d+)\s*(ms|s|m|h)?", text.strip())
     if found is None:

@@ -1,5 +1,16 @@
-"""Reading: runs on executors. A task reads its ranges in order, page by page, and joins small pages
-into one batch.
+"""Reading: the partitions of a read, and their records. The batch reader.
+
+A task runs on an executor. It reads its ranges in order, page by page, and joins small pages into
+one batch.
+
+A batch read returns the records that exist when the query is planned. The state of each topic is
+requested once, when the ranges are planned. A range contains the topic's epoch, so a task that
+Spark repeats reads the same records, or fails if some were lost since.
+
+`DataSourceReader.pushFilters` is not implemented, because rows would be lost. Spark 4.3 stores one
+plan for each DataFrame, so the filters of one query narrow the ranges of every other query of the
+same DataFrame, even if all filters are returned for Spark to evaluate. By default, Spark refuses a
+reader that implements the method (``spark.sql.python.filterPushdown.enabled``).
 """
 
 from __future__ import annotations
@@ -10,9 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import InputPartition
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topics.spark.client.http import Record
 from topics.spark.client.ranges import Loss, Range, read_range
@@ -21,9 +32,7 @@ from topics.spark.source.columns import Columns
 from topics.spark.source.connection import errors_of
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import LOSS_ADVICE, DataLost, loss_text, pack
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from topics.spark.source.survey import Survey
 
 BATCH_RECORDS = 10_000
 BATCH_BYTES = 4 << 20
@@ -34,6 +43,36 @@ class RangePartition(InputPartition):
     """The ranges that one task reads."""
 
     ranges: tuple[Range, ...]
+
+
+class BatchReader(DataSourceReader):
+    """Spark calls ``partitions`` once, on the driver, and ``read`` in tasks."""
+
+    def __init__(self, options: ReadOptions, columns: Columns) -> None:
+        self.options = options
+        self.columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the ranges of all subscribed topics. Raise `ServerError` if a topic cannot be
+        read, and `DataLost` for offsets above the end.
+        """
+        options = self.options
+        found: list[Range] = []
+        with closing(Survey(options)) as survey:
+            for server, topic, head in survey.required():
+                after = survey.bound(options.starting, server, topic, head)
+                last = survey.bound(options.ending, server, topic, head)
+                if last < after:
+                    warn(
+                        f'topic "{topic}" on server {server.name}: no records are read, because the'
+                        f" read starts at offset {after + 1} and ends at {last + 1}"
+                    )
+                found.append(Range(server.name, topic, after, last, head.epoch))
+        return partitions_of(found, options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one partition."""
+        return read_partition(partition, self.options, self.columns)
 
 
 def partitions_of(ranges: list[Range], options: ReadOptions) -> list[InputPartition]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -27,31 +28,14 @@ from pyspark.sql.streaming.datasource import (
 
 from topics.spark.client.ranges import DELETED, Loss
 from topics.spark.job_errors import warn
+from topics.spark.source import plan
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import RetryBudget, ServerError
 from topics.spark.source.offsets import Offsets, Position, decode, encode
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import (
-    LOSS_ADVICE,
-    REWOUND,
-    DataLost,
-    Heads,
-    Step,
-    advance,
-    end_positions,
-    ranges_between,
-    rewind,
-    skip,
-    split_absent,
-    steps,
-    unread,
-)
+from topics.spark.source.plan import LOSS_ADVICE, REWOUND, DataLost, Heads, Step
 from topics.spark.source.reading import partitions_of, read_partition, report
 from topics.spark.source.survey import Survey
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 IDLE_S = 0.05  # between two polls of topics without new records
 
@@ -59,20 +43,15 @@ IDLE_S = 0.05  # between two polls of topics without new records
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the batches of one query. It is pickled for the executors, without its connections."""
 
-    def __init__(
-        self,
-        options: ReadOptions,
-        columns: Columns,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, options: ReadOptions, columns: Columns) -> None:
         self.options = options
         self.columns = columns
-        self._clock, self._sleep = clock, sleep
-        self._open_survey: Survey | None = None
+        self._clock: Callable[[], float] = time.monotonic
+        self._sleep: Callable[[float], None] = time.sleep
+        self._survey = Survey(options)  # opens its connections on their first use
         self._heads: Heads = {}  # of the last poll of each server
         self._target: Heads | None = None  # the end of a query with the trigger availableNow
-        self._advanced_at = clock()
+        self._advanced_at = self._clock()
         self._unavailable: set[str] = set()  # servers that a warning has named
         self._reported: dict[tuple[str, str], Loss] = {}  # the last loss of each topic
         # The number of the connection on which a server was last polled, and the number of the
@@ -80,11 +59,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._polled_on: dict[str, int] = {}
         self._compared_on: dict[tuple[str, str], int] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "columns": self.columns}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["options"], state["columns"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StreamReader, (self.options, self.columns)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
         """Return the start of a query that has no checkpoint."""
@@ -111,8 +87,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             earlier = before.get(server, {})
             known = earlier.keys() & begin.get(server, {}).keys()
             self._heads[server] = {topic: earlier[topic] for topic in known} | topics
-        kept, absent = split_absent(begin, heads, self.options.wants)
-        found = [self._checked(step, heads) for step in steps(kept, heads, before, self._report)]
+        kept, absent = plan.split_absent(begin, heads, self.options.wants)
+        found = [
+            self._checked(step, heads) for step in plan.steps(kept, heads, before, self._report)
+        ]
         if self._is_below_minimum(found):
             return self._idle(start)
         for server, positions in absent.items():
@@ -120,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if not self._is_deleted(server, topic, at, before):
                     kept[server][topic] = at
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = advance(kept, found, rows)
+        end = plan.advance(kept, found, rows)
         if end == begin:
             return self._idle(start)
         self._advanced_at = self._clock()
@@ -128,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the ends of all topics at the last poll, for the query's progress (`lag`)."""
-        return encode(end_positions(self._heads)) or None
+        return encode(plan.end_positions(self._heads)) or None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Set the end of the query to the current heads."""
@@ -136,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of a batch."""
-        return partitions_of(ranges_between(decode(start), decode(end)), self.options)
+        return partitions_of(plan.ranges_between(decode(start), decode(end)), self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one partition."""
@@ -147,15 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the connections."""
-        if self._open_survey is not None:
-            self._open_survey.close()
-            self._open_survey = None
-
-    @property
-    def _survey(self) -> Survey:
-        if self._open_survey is None:
-            self._open_survey = Survey(self.options)
-        return self._open_survey
+        self._survey.close()
 
     @property
     def _budget(self) -> RetryBudget:
@@ -200,7 +170,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except ServerError as error:
             self._skip_server(server, error)
             return False
-        loss = unread(server, topic, at, before, DELETED)
+        loss = plan.unread(server, topic, at, before, DELETED)
         if loss.estimate:
             self._report(server, topic, loss)
         self._reported.pop((server, topic), None)
@@ -238,7 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._compared_on[key] = on
         if seq is None:
             return step._replace(head=max(step.head, at.seq))
-        step = rewind(step, seq)
+        step = plan.rewind(step, seq)
         self._report(*key, Loss(seq + 1, last, REWOUND, step.at.lost - at.lost))
         return step
 
@@ -251,7 +221,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if loss is None:
             return step
         self._report(step.server, step.topic, loss)
-        return skip(step, loss)
+        return plan.skip(step, loss)
 
     def _check_servers(self, begin: Offsets) -> None:
         """Refuse a checkpoint with a server that the option servers does not list. Under another

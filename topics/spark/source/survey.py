@@ -13,13 +13,13 @@ from itertools import islice
 from os.path import commonprefix
 from typing import NoReturn
 
-from topics.spark.client.http import LIST_SIZE, Page, TopicsClient
+from topics.spark.client.http import LIST_SIZE, Listed, Page, RequestError, TopicsClient
 from topics.spark.client.ranges import Loss
-from topics.spark.client.request_error import RequestError
 from topics.spark.client.servers import Server
 from topics.spark.job_errors import warn
 from topics.spark.source.connection import (
     BadOption,
+    Clients,
     RetryBudget,
     ServerError,
     errors_of,
@@ -27,7 +27,7 @@ from topics.spark.source.connection import (
     on_two_servers,
 )
 from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, seq_before
-from topics.spark.source.options import ReadOptions
+from topics.spark.source.options import ReadOptions, literal_prefix
 from topics.spark.source.plan import DataLost, Head, Heads, Step
 
 STATES_A_PAGE = 20  # the number of requests for states that cost as much as one page of a list
@@ -39,21 +39,15 @@ class Survey:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._connection = options.connection
-        self._clients: dict[tuple[str, RetryBudget], TopicsClient] = {}
+        self.servers = options.connection.servers.members
+        self._clients = Clients(options.connection)
         self._locations: dict[str, Server] = {}  # of named topics
         self._searched: set[Server] = set()  # for all named topics
         self._unlisted: set[Server] = set()  # their lists have too many other topics
 
     def close(self) -> None:
         """Close all connections."""
-        for client in self._clients.values():
-            client.close()
-        self._clients.clear()
-
-    @property
-    def servers(self) -> tuple[Server, ...]:
-        """All servers of the read."""
-        return self._connection.servers.members
+        self._clients.close()
 
     def heads(self, budget: RetryBudget) -> Heads:
         """Return the heads on all servers. Raise `ServerError` if one of them does not reply."""
@@ -63,10 +57,10 @@ class Survey:
         """Return the heads of the subscribed topics that the server has. Raise `ServerError`, or
         `RequestError` for a named topic that another server has too.
         """
-        client = self._client(server, budget)
+        client = self._clients.of(server, budget)
         with errors_of(server):
-            if self._options.pattern is not None:
-                return _listed(client, self._options.prefix, self._options.wants)[0]
+            if (pattern := self._options.pattern) is not None:
+                return _listed(client, literal_prefix(pattern), self._options.wants)[0]
             names = self._possible(server)
             found = self._named(client, server, names)
         self._searched.add(server)
@@ -84,7 +78,7 @@ class Survey:
         """
         found = self._connection.server(server)
         with errors_of(found):
-            return self._client(found, budget).state(topic) is not None
+            return self._clients.of(found, budget).state(topic) is not None
 
     def _named(self, client: TopicsClient, server: Server, names: Sequence[str]) -> dict[str, Head]:
         found: dict[str, Head] = {}
@@ -95,8 +89,10 @@ class Survey:
             if is_complete:
                 return found
             self._unlisted.add(server)
-        states = {topic: found.get(topic) or _head(client, topic) for topic in names}
-        return {topic: head for topic, head in states.items() if head is not None}
+        for topic in names:
+            if topic not in found and (state := client.state(topic)) is not None:
+                found[topic] = _head(state)
+        return found
 
     def _possible(self, server: Server) -> list[str]:
         """Return the named topics that the server may have."""
@@ -131,7 +127,7 @@ class Survey:
         """Raise `ServerError` for a named topic that no server has, or the key may not read."""
         for server in self.servers:
             with errors_of(server):
-                self._client(server, RetryBudget.PLANNING).state(topic)
+                self._clients.of(server, RetryBudget.PLANNING).state(topic)
         raise ServerError(
             f'server {", ".join(map(label, self.servers))}: topic "{topic}": topic_not_found:'
             " there is no such topic; create it first, or correct the option subscribe"
@@ -171,7 +167,7 @@ class Survey:
 
     def connections(self, server: str, budget: RetryBudget) -> int:
         """Return how often the server was connected to."""
-        return self._client(self._connection.server(server), budget).connections
+        return self._clients.of(self._connection.server(server), budget).connections
 
     def common_end(self, step: Step, budget: RetryBudget) -> int | None:
         """Return the last seq that the log has in common with the log that was read. Return None if
@@ -204,12 +200,10 @@ class Survey:
         recreated.
         """
         server, epoch = self._connection.server(step.server), step.at.epoch
-        client = self._client(server, budget)
+        client = self._clients.of(server, budget)
         with errors_of(server):
             try:
-                page = client.diff(
-                    step.topic, from_seq=after, limit=1, epoch=epoch, tags=False, meta=False
-                )
+                page = _next(client, step.topic, after, epoch)
             except RequestError as error:
                 if error.code != "topic_not_found":
                     raise
@@ -222,27 +216,18 @@ class Survey:
         """
         if 0 < head.ts < ts:
             return head.head
-        client = self._client(server, RetryBudget.PLANNING)
+        client = self._clients.of(server, RetryBudget.PLANNING)
         low, high = head.earliest - 1, head.head
         with errors_of(server):
             while low < high:
                 middle = (low + high) // 2
-                page = client.diff(
-                    topic, from_seq=middle, limit=1, epoch=head.epoch, tags=False, meta=False
-                )
+                page = _next(client, topic, middle, head.epoch)
                 record = page.records[0] if page.records else None
                 if record is None or record.ts >= ts:
                     high = middle
                 else:
                     low = max(middle + 1, min(record.seq, high))
         return low
-
-    def _client(self, server: Server, budget: RetryBudget) -> TopicsClient:
-        found = self._clients.get((server.name, budget))
-        if found is None:
-            found = self._connection.client(server, budget)
-            self._clients[server.name, budget] = found
-        return found
 
 
 def _listed(
@@ -252,17 +237,14 @@ def _listed(
     list was read to its end.
     """
     listing = iter(client.listing(prefix))
-    found = {
-        each.topic: Head(each.earliest_seq, each.head_seq, each.epoch, each.last_write_ts or 0)
-        for each in islice(listing, most)
-        if wants(each.topic)
-    }
+    found = {each.topic: _head(each) for each in islice(listing, most) if wants(each.topic)}
     return found, next(listing, None) is None
 
 
-def _head(client: TopicsClient, topic: str) -> Head | None:
-    state = client.state(topic)
-    if state is None:
-        return None
-    ts = state.get("last_write_ts") or 0
-    return Head(state["earliest_seq"], state["head_seq"], state["epoch"], ts)
+def _next(client: TopicsClient, topic: str, after: int, epoch: int) -> Page:
+    """Return a page with the next record after a seq."""
+    return client.diff(topic, from_seq=after, limit=1, epoch=epoch, tags=False, meta=False)
+
+
+def _head(topic: Listed) -> Head:
+    return Head(topic.earliest_seq, topic.head_seq, topic.epoch, topic.last_write_ts or 0)
