@@ -98,6 +98,12 @@ def test_the_status_has_the_age_and_what_the_copy_lacks(
     assert found["behind"]["writes"] >= 1
     assert found["behind"]["bytes"] > 1000
     assert topics("standby", "status", copy, "--max-age", "1ms").code == ExitCode.FAILED
+    assert topics("standby", "run", copy, "--once").code == 0
+    (Path(copy) / "generations" / "000000000002.json").write_text("{}")
+    damaged = topics("--json", "standby", "status", copy)
+    assert damaged.code == ExitCode.DAMAGED
+    assert (damaged.objects[0]["generations"], damaged.objects[0]["damaged"]) == ([1], [2])
+    (Path(copy) / "generations" / "000000000002.json").unlink()
     source.stop()
     done = topics("standby", "status", copy)
     assert done.code == ExitCode.UNREACHABLE

@@ -148,14 +148,22 @@ def test_a_damaged_generation_is_refused_and_the_others_are_usable(
     manifest = copy.generations / "000000000002.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"created_ms":7', b'"created_ms":8'))
     with pytest.raises(BadStandby, match="was altered"):
-        copy.newest()
-    (segment,) = copy.files.rglob("*.seg.1")
+        copy.generation(2)
+    newest = copy.newest()
+    assert newest is not None
+    assert newest.number == 1
+    found = receive(copy, source.backup(copy))
+    assert found.number == 3
+    copy.prune(2)
+    assert copy.numbers() == [2, 3]
+    assert contents(copy, found, tmp_path / "third") == source.files
+    (segment,) = copy.files.rglob("*.seg.*")
     segment.write_bytes(b"t" * 10_000)
     with pytest.raises(BadStandby, match="cut or was altered"):
-        copy.unpack(copy.generation(1), tmp_path / "copied", link=False)
+        copy.unpack(found, tmp_path / "copied", link=False)
     segment.unlink()
     with pytest.raises(BadStandby, match="is missing"):
-        copy.unpack(copy.generation(1), tmp_path / "linked", link=True)
+        copy.unpack(found, tmp_path / "linked", link=True)
 
 
 def test_one_process_writes_at_a_time(copy: Standby) -> None:

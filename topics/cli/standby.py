@@ -291,42 +291,47 @@ def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
     """
     with _usage():
         copy = Standby(directory)
-        origin, numbers, newest = copy.origin(), copy.numbers(), copy.newest()
-        oldest = copy.generation(numbers[0]) if numbers else None
-    shell.url = shell.url or origin.url
+        origin, numbers = copy.origin(), copy.numbers()
+    intact = copy.intact()
+    newest = intact[-1] if intact else None
+    state = _responds(shell, origin)
     with shell.client() as client:
-        counters = _counters(client)
+        counters = _counters(client) if state else None
     behind = None
     if newest is not None and newest.counters is not None and counters is not None:
         behind = Behind(*(now - then for now, then in zip(counters, newest.counters, strict=True)))
         if min(behind) < 0:  # the counters of another run of the server
             behind = None
-    is_old = newest is None or (max_age is not None and _age_ms(newest) > max_age)
     if shell.is_json:
         shell.emit(
             {
                 "source": origin.url,
-                "is_reachable": counters is not None,
-                "generations": numbers,
+                "is_reachable": bool(state),
+                "generations": [each.number for each in intact],
+                "damaged": sorted({*numbers} - {each.number for each in intact}),
                 "newest": None if newest is None else _summary(newest),
                 "age_ms": None if newest is None else _age_ms(newest),
                 "behind": None if behind is None else behind._asdict(),
             }
         )
     else:
-        click.echo(f"source       {origin.url}{'' if counters else ' (does not respond)'}")
-        if newest is None or oldest is None:
+        click.echo(f"source       {origin.url} ({state or 'does not respond'})")
+        if newest is None:
             click.echo("generations  none")
         else:
             click.echo(f"newest       {newest.number}, {units.duration(_age_ms(newest))} old")
-            click.echo(f"oldest       {oldest.number}, {units.duration(_age_ms(oldest))} old")
-            lacks = "unknown" if behind is None else _lacks(*behind)
-            click.echo(f"lacks        {lacks}")
+            oldest = units.duration(_age_ms(intact[0]))
+            click.echo(f"oldest       {intact[0].number}, {oldest} old")
+            click.echo(f"lacks        {'unknown' if behind is None else _lacks(*behind)}")
+        if len(numbers) > len(intact):
+            click.echo(f"damaged      {len(numbers) - len(intact)}")
+    if len(numbers) > len(intact):
+        return ExitCode.DAMAGED
     if newest is None:
         return ExitCode.NOT_FOUND
-    if is_old:
+    if max_age is not None and _age_ms(newest) > max_age:
         return ExitCode.FAILED
-    return ExitCode.DONE if counters is not None else ExitCode.UNREACHABLE
+    return ExitCode.DONE if state else ExitCode.UNREACHABLE
 
 
 def _age_ms(generation: Generation) -> int:

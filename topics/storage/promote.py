@@ -26,13 +26,13 @@ from topics.storage.folders import PARTS
 from topics.storage.standby import BadStandby, Generation, Standby
 
 SEQS_PER_S: Final = 1_000_000  # more than a single topic can append
-SLACK_S: Final = 60  # maximum difference between the clocks of both machines
+SLACK_S: Final = 60
 _BUILD: Final = ".promoting"
 
 
-def seqs_since(created_ms: int, now_ms: int) -> int:
-    """Return more seqs than a topic can have assigned since a cut at ``created_ms``."""
-    return SEQS_PER_S * (max(0, now_ms - created_ms) // 1000 + SLACK_S)
+def seqs_since(cut_ms: int, now_ms: int) -> int:
+    """Return an upper bound for the seqs that a topic has assigned since a cut at ``cut_ms``."""
+    return SEQS_PER_S * (max(0, now_ms - cut_ms) // 1000 + SLACK_S)
 
 
 def promote(
@@ -54,7 +54,9 @@ def promote(
     shutil.rmtree(aside, ignore_errors=True)
     manifest = standby.unpack(generation, aside, link=True)
     now_ms = time.time_ns() // 1_000_000
-    skip = 0 if as_new else seqs_since(generation.created_ms, now_ms)
+    # The clocks of both machines may differ, so the earlier time counts.
+    cut_ms = min(generation.created_ms, standby.received_ms(generation))
+    skip = 0 if as_new else seqs_since(cut_ms, now_ms)
     findings = build(aside, path, manifest, as_new=as_new, with_damage=with_damage, skip=skip)
     meta = read_meta(aside)
     assert meta is not None, "a backup has one"

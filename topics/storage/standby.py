@@ -200,9 +200,30 @@ class Standby:
             raise BadStandby(f"{path}: {error}") from error
 
     def newest(self) -> Generation | None:
-        """Return the newest generation, or None. Raise `BadStandby`."""
-        numbers = self.numbers()
-        return self.generation(numbers[-1]) if numbers else None
+        """Return the newest generation with an intact manifest, or None.
+
+        A damaged manifest costs one generation. The next round replaces it.
+        """
+        for number in reversed(self.numbers()):
+            with contextlib.suppress(BadStandby):
+                return self.generation(number)
+        return None
+
+    def intact(self) -> list[Generation]:
+        """Return all generations with an intact manifest, the oldest first."""
+        found = []
+        for number in self.numbers():
+            with contextlib.suppress(BadStandby):
+                found.append(self.generation(number))
+        return found
+
+    def _next_number(self) -> int:
+        return max(self.numbers(), default=0) + 1
+
+    def received_ms(self, generation: Generation) -> int:
+        """Return when the transfer of a generation began, by the clock of this machine."""
+        written_s = self._manifest(generation.number).stat().st_mtime
+        return round(1000 * (written_s - generation.seconds))
 
     def _manifest(self, number: int) -> Path:
         return self.generations / f"{number:012d}.json"
@@ -210,14 +231,14 @@ class Standby:
     # The next generation
 
     def known(self) -> dict[str, Held]:
-        """Return the files to report to the server, by path. Raise `BadStandby`."""
+        """Return the files to report to the server, by path."""
         # The files of the newest generation are known completely, with their hashes.
         newest = self.newest()
         parts = newest.parts if newest else ()
         found = {part.path: Held(part.file, part.bytes, part.sha256) for part in parts}
         # Complete files of an interrupted transfer. They are newer than the files of the
         # generation.
-        suffix = f".{_next(newest)}"
+        suffix = f".{self._next_number()}"
         for file in self.files.rglob(f"*{suffix}"):
             name = str(file.relative_to(self.files))
             # A log file may have been extended incompletely.
@@ -252,7 +273,7 @@ class Standby:
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
-        number = _next(self.newest())
+        number = self._next_number()
         received: dict[str, tuple[str, str]] = {}  # by path: the file, the hash of the sent bytes
         manifest = None
         # The members arrive in any order, but the manifest is the last one.
@@ -366,8 +387,12 @@ class Standby:
         self._hashes = {file: held for file, held in self._hashes.items() if file in named}
 
     def _files_of(self, number: int) -> frozenset[str]:
-        found = self._named.get(number)
-        return found or frozenset(part.file for part in self.generation(number).parts)
+        if number in self._named:
+            return self._named[number]
+        try:
+            return frozenset(part.file for part in self.generation(number).parts)
+        except BadStandby:
+            return frozenset()  # the generation cannot be restored anyway
 
     # Restore
 
@@ -398,10 +423,6 @@ class Standby:
             raise BadStandby(f"{error.filename} is missing") from error
         if (size, digest.hexdigest()) != (part.bytes, part.sha256):
             raise BadStandby(f"{source} is cut or was altered")
-
-
-def _next(newest: Generation | None) -> int:
-    return newest.number + 1 if newest else 1
 
 
 def _linked(source: Path, target: Path) -> bool:
