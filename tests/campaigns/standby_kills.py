@@ -136,7 +136,10 @@ class StandbyKills(Campaign):
             copy.unlock()
             self.summary.counts["promoted"] += 1
         what = f"kill {number}, generation {newest.number}"
+        found = len(self.summary.problems)
         self.judge_server(folder, moments[-1], what, as_new=as_new)
+        for problem in self.summary.problems[found:]:
+            self.summary.tell(problem)
 
 
 def campaign(data_dir: Path, *, seed: int, kills: int = 10) -> Summary:
