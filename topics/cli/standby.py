@@ -199,7 +199,7 @@ def _round(client: Topics, copy: Standby, rate: int | None) -> Generation:
                 )
             while blocks.read(BLOCK_BYTES):
                 pass
-    except (*BAD_TAR, BadManifest) as error:
+    except (*BAD_TAR, BadManifest, BadStandby) as error:
         raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
     except httpx2.RequestError as error:
         if has_begun:

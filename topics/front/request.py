@@ -10,10 +10,20 @@ from topics.actors.rpc.session import Attachment
 from topics.engine.access import Principal
 from topics.errors import UnsupportedMediaType
 from topics.formats.api.request_heads import HeadFields
+from topics.formats.buffers import Buffer
 from topics.front.queries import Query
 from topics.front.route import Route
 
 Body: TypeAlias = Attachment  # the body of a request
+
+
+def copied(body: Body) -> Buffer:
+    """Return the bytes of a body. Copy a body in shared memory, and free its block."""
+    if isinstance(body, Buffer):
+        return body
+    view = bytes(body.view)
+    body.free()
+    return view
 
 
 def listed(prefixes: tuple[str, ...] | None) -> list[str] | None:

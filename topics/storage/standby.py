@@ -317,6 +317,8 @@ class Standby:
         # A continued file is written in place, which is harmless: earlier generations use only
         # its beginning.
         target = path if offset else path.with_name(path.name + ".part")
+        if not offset:
+            self._hashes.pop(name, None)  # an aborted attempt may have left other bytes
         digest = hashlib.sha256()
         with target.open("r+b" if offset else "wb") as file:
             target.chmod(0o600)
@@ -344,7 +346,7 @@ class Standby:
         # Compare the bytes that were sent before they are combined with earlier ones.
         if sent and sent != member.sha256:
             raise BadStandby(f"{path} was altered on the way")
-        if not sent and held.bytes < size:
+        if not sent and (path not in known or held.bytes < size):
             raise BadStandby(f"{path} is missing in the backup")
         # A file that is complete and was not sent keeps its hash.
         digest = held.sha256 if not sent and held.bytes == size else ""

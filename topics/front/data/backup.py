@@ -22,7 +22,7 @@ from topics.front.answers import Answer
 from topics.front.data.backup_stream import Backup
 from topics.front.data.context import RouteContext
 from topics.front.dispatch import OnResult, PendingResult
-from topics.front.request import Body, Request
+from topics.front.request import Body, Request, copied
 from topics.front.route import BodyRule, Route
 
 HEADERS: Final = (
@@ -43,12 +43,7 @@ def changes(
     context: RouteContext, request: Request, body: Body, _at: int, _then: OnResult
 ) -> PendingResult:
     """Start an incremental backup. Raise `InvalidRequest`, `Forbidden`, `Throttled`, `NotReady`."""
-    # The body is in a block of shared memory: copy it and free the block.
-    if not isinstance(body, Buffer):
-        view = bytes(body.view)
-        body.free()
-        body = view
-    return _begin(context, request, body)
+    return _begin(context, request, copied(body))
 
 
 async def _begin(context: RouteContext, request: Request, body: Buffer | None) -> Answer:

@@ -25,7 +25,6 @@ from topics.formats.api.watch import (
     decode_watch,
     watch_of,
 )
-from topics.formats.buffers import Buffer
 from topics.front.answers import Answer, json_answer
 from topics.front.data.context import RouteContext
 from topics.front.dispatch import OnResult, PendingResult
@@ -36,7 +35,7 @@ from topics.front.live.sse import EVENT_STREAM, HEADERS, RETRY, error_event
 from topics.front.live.watch_streams import OneRequestStream
 from topics.front.media import accepts_events
 from topics.front.queries import Names, Parameter, Query, boolean, integer, text
-from topics.front.request import Body, Request
+from topics.front.request import Body, Request, copied
 from topics.front.route import BodyRule, Route
 
 LENIENT = Parameter("lenient", boolean, default=False)
@@ -59,12 +58,7 @@ def create(
     context: RouteContext, request: Request, body: Body, at: int, _then: OnResult
 ) -> PendingResult:
     """Create a watch session (`POST /v0/watch`)."""
-    # The body is in a block of shared memory: copy it and free the block.
-    if not isinstance(body, Buffer):
-        view = bytes(body.view)
-        body.free()
-        body = view
-    asked = decode_watch(body, context.limits, context.settings.max_watch_topics)
+    asked = decode_watch(copied(body), context.limits, context.settings.max_watch_topics)
     return _create(context, request, asked, at)
 
 
