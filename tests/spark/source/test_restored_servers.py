@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.spark.live import Live
+from tests.spark.source.test_batch import offsets, reader_of
 from tests.spark.source.test_stream import query
 from topics import cli
 from topics.spark.client.http import Listed, Page, Record
@@ -230,3 +231,23 @@ def test_a_stream_continues_with_a_promoted_standby(
             return
         assert running.seqs() == [last]
     assert "offsets 9 to " in capfd.readouterr().err
+    _check_that_the_gap_costs_no_tasks(mortal, topic, last)
+    assert 1 <= capfd.readouterr().err.count(" are lost") <= 9
+
+
+def _check_that_the_gap_costs_no_tasks(live: Live, topic: str, last: int) -> None:
+    """Read a topic whose seqs 4 to ``last`` - 1 are lost, from its start."""
+    options = {"subscribe": topic, "failOnDataLoss": "false"}
+    made = reader_of(live, **options)
+    parts = made.partitions()
+    assert len(parts) <= 3
+    assert offsets(made, parts) == [1, 2, 3, last]
+    with pytest.raises(DataLost, match=f"to {last - 1} are lost"):
+        reader_of(live, subscribe=topic).partitions()
+    for limit in ("1000000000000", "1000000", "2"):
+        found: list[int] = []
+        with query(live, **options, maxOffsetsPerTrigger=limit, startingOffsets="earliest") as one:
+            for _ in range(6):
+                assert len(one.reader.partitions(one.at, one.plan())) <= 3
+                found += one.seqs()
+        assert found == [1, 2, 3, last], limit

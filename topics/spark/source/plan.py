@@ -19,7 +19,7 @@ REWOUND = "rewound"  # the log ends before the last record that was read, or dif
 REASONS = {
     "cap": "evicted, to keep the topic within its caps",
     "ttl": "expired, older than the topic's ttl_ms",
-    "mixed": "evicted or expired",
+    "mixed": "evicted, expired, or lost at a restart or at the promotion of a standby",
     "source_trim": "deleted from the source of a router before they were forwarded",
     RECREATED: "the topic was deleted and created again",
     DELETED: "it was deleted, or is no longer subscribed to on this server",
@@ -52,8 +52,8 @@ Heads = dict[str, dict[str, Head]]
 
 
 class Step(NamedTuple):
-    """The records of one topic that a stream can read next, after ``at`` and up to ``head``.
-    ``ts`` is the `$ts` of ``head``.
+    """The records of one topic that a stream can read next, after ``at`` and up to ``head``, or up
+    to ``end`` if it is not 0. ``ts`` is the `$ts` of ``head``.
     """
 
     server: str
@@ -61,11 +61,12 @@ class Step(NamedTuple):
     at: Position
     head: int
     ts: int = 0
+    end: int = 0
 
     @property
     def lag(self) -> int:
         """The number of seqs to read."""
-        return max(0, self.head - self.at.seq)
+        return max(0, (self.end or self.head) - self.at.seq)
 
 
 def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tuple[Range, ...]]:
@@ -209,9 +210,12 @@ def divide(lags: Sequence[int], limit: int | None) -> list[int]:
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[Range]:
-    """Return the ranges that a batch reads. The result depends on both offsets only."""
+    """Return the ranges that a batch reads. The result depends on both offsets only.
+
+    If the second position counts more losses, they are directly after the first one (`skip`).
+    """
     return [
-        Range(server, topic, at.seq, until.seq, until.epoch)
+        Range(server, topic, at.seq + max(0, until.lost - at.lost), until.seq, until.epoch)
         for server, topics in sorted(end.items())
         for topic, until in sorted(topics.items())
         if (at := start.get(server, {}).get(topic)) is not None

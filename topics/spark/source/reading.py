@@ -29,9 +29,10 @@ from topics.spark.client.http import Record
 from topics.spark.client.ranges import Loss, Range, read_range
 from topics.spark.job_errors import warn
 from topics.spark.source.columns import Columns
-from topics.spark.source.connection import errors_of
+from topics.spark.source.connection import RetryBudget, errors_of
+from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import LOSS_ADVICE, DataLost, loss_text, pack
+from topics.spark.source.plan import LOSS_ADVICE, DataLost, Step, loss_text, pack
 from topics.spark.source.survey import Survey
 
 BATCH_RECORDS = 10_000
@@ -67,6 +68,11 @@ class BatchReader(DataSourceReader):
                         f'topic "{topic}" on server {server.name}: no records are read, because the'
                         f" read starts at offset {after + 1} and ends at {last + 1}"
                     )
+                step = Step(server.name, topic, Position(after, head.epoch), last)
+                for loss in survey.large_losses(step, last, RetryBudget.PLANNING):
+                    report(options, server.name, topic, loss)
+                    found.append(Range(server.name, topic, after, loss.first - 1, head.epoch))
+                    after = loss.last
                 found.append(Range(server.name, topic, after, last, head.epoch))
         return partitions_of(found, options)
 

@@ -88,8 +88,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = earlier.keys() & begin.get(server, {}).keys()
             self._heads[server] = {topic: earlier[topic] for topic in known} | topics
         kept, absent = plan.split_absent(begin, heads, self.options.wants)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         found = [
-            self._checked(step, heads) for step in plan.steps(kept, heads, before, self._report)
+            self._checked(step, heads, rows)
+            for step in plan.steps(kept, heads, before, self._report)
         ]
         if self._is_below_minimum(found):
             return self._idle(start)
@@ -97,7 +99,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for topic, at in positions.items():
                 if not self._is_deleted(server, topic, at, before):
                     kept[server][topic] = at
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = plan.advance(kept, found, rows)
         if end == begin:
             return self._idle(start)
@@ -177,10 +178,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._compared_on.pop((server, topic), None)
         return True
 
-    def _checked(self, step: Step, heads: Heads) -> Step:
+    def _checked(self, step: Step, heads: Heads, rows: int | None) -> Step:
         """Return the step without lost records. It is empty if its server no longer replies."""
         try:
-            return self._skip_losses(self._compare_log(step, heads))
+            return self._skip_losses(self._compare_log(step, heads), rows)
         except ServerError as error:
             self._skip_server(step.server, error)
             return step._replace(head=step.at.seq)
@@ -212,16 +213,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(*key, Loss(seq + 1, last, REWOUND, step.at.lost - at.lost))
         return step
 
-    def _skip_losses(self, step: Step) -> Step:
-        """Return the step after the records that were evicted or expired before they were read."""
+    def _skip_losses(self, step: Step, rows: int | None) -> Step:
+        """Return the step after the records that were lost before they were read. It ends before
+        the next large loss, which the next batch skips.
+        """
         head = self._heads[step.server].get(step.topic)
-        if head is None or head.earliest <= step.at.seq + 1 or step.lag == 0:
+        if head is None or step.lag == 0:
             return step
-        loss = self._survey.loss_after(step, self._budget)
-        if loss is None:
-            return step
-        self._report(step.server, step.topic, loss)
-        return plan.skip(step, loss)
+        survey, size = self._survey, self.options.max_records_per_partition
+        if head.earliest > step.at.seq + 1 or step.lag > size:
+            loss = survey.loss_after(step, self._budget)
+            if loss is not None:
+                self._report(step.server, step.topic, loss)
+                step = plan.skip(step, loss)
+        last = step.at.seq + (step.lag if rows is None else min(step.lag, rows))
+        loss = next(survey.large_losses(step, last, self._budget), None)
+        return step if loss is None else step._replace(end=loss.first - 1)
 
     def _check_servers(self, begin: Offsets) -> None:
         """Refuse a checkpoint with a server that the option servers does not list. Under another

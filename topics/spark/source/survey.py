@@ -165,6 +165,19 @@ class Survey:
             return None
         return Loss(gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate)
 
+    def large_losses(self, step: Step, last: int, budget: RetryBudget) -> Iterator[Loss]:
+        """Yield the losses between a position and ``last`` that several tasks would read.
+
+        After the promotion of a standby, a topic lacks hundreds of millions of seqs. Therefore one
+        seq of each task is checked. What is lost before that seq, its task reports.
+        """
+        size, seq = self._options.max_records_per_partition, step.at.seq
+        while (seq := seq + size) < last:
+            loss = self.loss_after(step._replace(at=step.at._replace(seq=seq)), budget)
+            if loss is not None and loss.first == seq + 1:
+                seq = min(loss.last, last)
+                yield loss._replace(last=seq, estimate=min(loss.estimate, seq + 1 - loss.first))
+
     def connections(self, server: str, budget: RetryBudget) -> int:
         """Return how often the server was connected to."""
         return self._clients.of(self._connection.server(server), budget).connections
