@@ -1,11 +1,13 @@
-"""Cost of a standby: ``python -m tests.bench.standby [--topics 100000] [--gib 5] [--windows 4]``.
+"""Cost of a standby: ``python -m tests.bench.standby [--topics 100000] [--gib 5] [--windows 2]``.
 
 A server gets many topics and then ``--gib`` of records, in batches that go to one topic after the
-other, at the rate that its clients reach with a pause between two batches. In every second window a
-standby runs (``topics standby run --every 5s``). In both kinds of windows one client appends single
-records, class `fsync`, and measures them. Reported for each window: records/s, the quantiles of the
-single appends in ms, CPU seconds of the server for each GiB of its log. Reported for each
-generation: bytes received and bytes that the server has written to its log since the one before.
+other, with a pause between two batches. One more client appends single records, class `fsync`, and
+measures them. Windows without and with a standby (``topics standby run --every 5s``) alternate.
+Between them, one round copies what was written before, so that it is not counted to the standby.
+Reported for each window: records/s, the quantiles of the single appends in ms, CPU seconds of the
+server for each GiB appended. Reported for each generation that is still kept: bytes received, and
+bytes that the server has written to its log since the one before. The standby belongs to another
+machine, so its process has the lowest priority here, and its directory is in memory (``--copy``).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.bench.processes import cpu_s
@@ -31,15 +34,14 @@ from topics.storage.standby import Standby
 
 BATCH_RECORDS = 1000
 RECORD = json.dumps({"data": "x" * 180})
-PAUSE_S = 0.02
 WRITERS = 2
 
 
 class Load:
     """Clients that append to many topics, and one that measures single appends."""
 
-    def __init__(self, server: Server, topics: int) -> None:
-        self._server, self._topics = server, topics
+    def __init__(self, server: Server, topics: int, pause_s: float) -> None:
+        self._server, self._topics, self._pause_s = server, topics, pause_s
         self.ending = threading.Event()
         self.records = 0
         self.latencies_ms: list[float] = []
@@ -69,10 +71,10 @@ class Load:
         connection = http.client.HTTPConnection(*self._server.address)
         body = f'{{"records":[{",".join([RECORD] * BATCH_RECORDS)}]}}'
         while not self.ending.is_set():
-            self._post(connection, f"t{number % self._topics:06d}", body)
+            self._post(connection, f"t{number % (self._topics - 1):06d}", body)
             number += WRITERS
             self.records += BATCH_RECORDS
-            time.sleep(PAUSE_S)
+            time.sleep(self._pause_s)
 
     def _measure(self) -> None:
         connection = http.client.HTTPConnection(*self._server.address)
@@ -87,21 +89,16 @@ def make(server: Server, topics: int) -> None:
     """Create the topics."""
     with Api(server.address) as api:
         ok(api.put("single", {"durability": "fsync"}), 201)
-        for number in range(topics):
+        for number in range(topics - 1):
             ok(api.put(f"t{number:06d}", {"durability": "disk"}), 201)
 
 
-@contextmanager
-def standby(server: Server, folder: Path) -> Iterator[None]:
-    """Run a standby."""
+def command(server: Server, folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Start a standby."""
     host, port = server.address
-    command = [sys.executable, "-m", "topics", "--url", f"http://{host}:{port}", "standby", "run"]
-    run = subprocess.Popen([*command, str(folder), "--every", "5s"], cwd=ROOT)
-    try:
-        yield
-    finally:
-        run.terminate()
-        run.wait()
+    args = ["nice", "-n", "19", sys.executable, "-m", "topics", "--url", f"http://{host}:{port}"]
+    args += ["standby", "run"]
+    return subprocess.Popen([*args, str(folder), *options], cwd=ROOT)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -114,38 +111,68 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topics", type=int, default=100_000)
     parser.add_argument("--gib", type=float, default=5.0)
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=0.02, help="seconds between two batches")
+    parser.add_argument("--copy", default="/dev/shm", help="directory of the copy")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="topics-bench-") as directory:
-        path = Path(directory)
-        copy = Standby(path / "copy")
-        with Server(path / "data", shards=2) as server:
+    temporary = partial(tempfile.TemporaryDirectory, prefix="topics-bench-")
+    with temporary() as directory, temporary(dir=asked.copy) as other:
+        copy = Standby(Path(other) / "copy")
+        with Server(Path(directory) / "data", shards=2) as server:
             began = time.monotonic()
             make(server, asked.topics)
             print(f"{asked.topics:,} topics in {time.monotonic() - began:.0f} s", flush=True)
-            total = int(asked.gib * 2**30 / len(RECORD))
-            for window in range(asked.windows):
-                with_standby = window % 2 == 1
-                before, began = cpu_s(*server.pids()), time.monotonic()
-                with Load(server, asked.topics) as load:
-                    if with_standby:
-                        with standby(server, copy.path):
-                            wait(load, total // asked.windows)
-                    else:
-                        wait(load, total // asked.windows)
-                seconds = time.monotonic() - began
-                gib = load.records * len(RECORD) / 2**30
-                found = load.latencies_ms
-                cpu = (cpu_s(*server.pids()) - before) / gib
-                print(
-                    f"{'standby' if with_standby else 'alone  '} {load.records / seconds:>9,.0f}/s"
-                    f" p50 {statistics.median(found):.2f} p99 {quantile(found, 0.99):.2f}"
-                    f" p99.9 {quantile(found, 0.999):.2f} ms, CPU"
-                    f" {cpu:.1f} s/GiB, load {os.getloadavg()[0]:.1f}",
-                    flush=True,
-                )
+            bench = Bench(server, copy, asked.topics, asked.pause)
+            records = int(asked.gib * 2**30 / len(RECORD)) // (2 * asked.windows)
+            for _ in range(asked.windows):
+                bench.alone(records)
+                bench.one_round()
+                bench.beside(records)
             report(copy)
     return 0
+
+
+class Bench:
+    """The windows."""
+
+    def __init__(self, server: Server, copy: Standby, topics: int, pause_s: float) -> None:
+        self._server, self._copy, self._topics, self._pause_s = server, copy, topics, pause_s
+
+    def alone(self, records: int) -> None:
+        """Append without a standby."""
+        with self._window("alone") as load:
+            wait(load, records)
+
+    def one_round(self) -> None:
+        """Append while one round receives all that was written since the last one."""
+        with self._window("1 round") as load:
+            assert command(self._server, self._copy.path, "--once").wait() == 0
+            load.ending.set()
+
+    def beside(self, records: int) -> None:
+        """Append while a standby runs."""
+        with self._window("standby") as load:
+            process = command(self._server, self._copy.path, "--every", "5s")
+            wait(load, records)
+            process.terminate()
+            process.wait()
+
+    @contextmanager
+    def _window(self, name: str) -> Iterator[Load]:
+        before, began = cpu_s(*self._server.pids()), time.monotonic()
+        with Load(self._server, self._topics, self._pause_s) as load:
+            yield load
+        seconds = time.monotonic() - began
+        gib = load.records * len(RECORD) / 2**30
+        found = load.latencies_ms
+        cpu = (cpu_s(*self._server.pids()) - before) / gib
+        print(
+            f"{name:<8}{seconds:>6.1f} s {load.records / seconds:>9,.0f}/s"
+            f" p50 {statistics.median(found):.2f} p99 {quantile(found, 0.99):.2f}"
+            f" p99.9 {quantile(found, 0.999):.2f} ms, CPU"
+            f" {cpu:.1f} s/GiB, load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
 
 
 def wait(load: Load, records: int) -> None:
@@ -157,16 +184,16 @@ def wait(load: Load, records: int) -> None:
 def report(copy: Standby) -> None:
     """Print the transfer of each generation."""
     before = None
-    for number in copy.numbers():
-        found = copy.generation(number)
+    for generation in copy.intact():
         written = ""
-        if before is not None and found.counters and before.counters:
-            written = f", {(found.counters.bytes - before.counters.bytes) / 2**20:.1f} MiB written"
+        if before is not None and generation.counters and before.counters:
+            size = generation.counters.bytes - before.counters.bytes
+            written = f", {size / 2**20:.1f} MiB written"
         print(
-            f"generation {number}: {found.received_bytes / 2**20:.1f} MiB in {found.seconds:.1f} s"
-            f"{written}"
+            f"generation {generation.number}: {generation.received_bytes / 2**20:.1f} MiB in"
+            f" {generation.seconds:.1f} s{written}"
         )
-        before = found
+        before = generation
 
 
 if __name__ == "__main__":

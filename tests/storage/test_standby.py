@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,8 +56,7 @@ def copy(tmp_path: Path) -> Standby:
 
 
 def receive(copy: Standby, data: bytes) -> Generation:
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as tar:
-        return copy.receive(tar, copy.known(), None)
+    return copy.receive(io.BytesIO(data), copy.known(), None)
 
 
 def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str, bytes]:
@@ -101,7 +99,7 @@ def test_an_interrupted_transfer_is_continued(
     before = dict(source.files)
     source.files |= {BLOB: b"b" * 5_000, LOG: source.files[LOG] + b"z" * 9_000}
     data = source.backup(copy)
-    with pytest.raises((tarfile.TarError, BadStandby)):
+    with pytest.raises(BadStandby):
         receive(copy, data[:cut])
     assert copy.numbers() == [1]
     assert contents(copy, copy.generation(1), tmp_path / "old") == before
@@ -119,7 +117,7 @@ def test_complete_files_of_an_interrupted_transfer_are_not_sent_again(
     source: Source, copy: Standby
 ) -> None:
     data = source.backup(copy)
-    with pytest.raises((tarfile.TarError, BadStandby)):
+    with pytest.raises(BadStandby):
         receive(copy, data[:12_000])  # with the segment
     assert len(source.backup(Standby(copy.path))) < len(data) - 10_000
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ from topics.client import Invalid, Refused, Topics, TopicsError, calls
 from topics.client.errors import error_of
 from topics.client.http import lost
 from topics.errors import ExitCode
-from topics.formats.disk.backup_archive import BadManifest
-from topics.storage.backup_restore import BAD_TAR
 from topics.storage.disk import Damaged
 from topics.storage.fence import Fenced
 from topics.storage.promote import promote as promote_standby
@@ -192,14 +189,13 @@ def _round(client: Topics, copy: Standby, rate: int | None) -> Generation:
                 raise error_of(answer.status_code, answer.headers, answer.read())
             has_begun = True
             blocks = CopiedArchive(answer.iter_raw(BLOCK_BYTES), None, rate)
-            with tarfile.open(fileobj=cast("IO[bytes]", blocks), mode="r|") as tar:
-                found = copy.receive(
-                    *(tar, known, counters),
-                    stats=lambda: (blocks.size, time.monotonic() - started),
-                )
+            found = copy.receive(
+                *(cast("IO[bytes]", blocks), known, counters),
+                stats=lambda: (blocks.size, time.monotonic() - started),
+            )
             while blocks.read(BLOCK_BYTES):
                 pass
-    except (*BAD_TAR, BadManifest, BadStandby) as error:
+    except BadStandby as error:
         raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
     except httpx2.RequestError as error:
         if has_begun:

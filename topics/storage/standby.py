@@ -30,7 +30,8 @@ import msgspec
 
 from topics.formats.api.backup_body import KnownFile
 from topics.formats.disk import backup_archive
-from topics.formats.disk.backup_archive import ArchiveFile, Manifest, Member
+from topics.formats.disk.backup_archive import ArchiveFile, BadManifest, Manifest, Member
+from topics.storage.backup_restore import BAD_TAR
 from topics.storage.backup_writer import identity
 from topics.storage.disk import Damaged, replace_file, sync_directory
 
@@ -259,7 +260,7 @@ class Standby:
 
     def receive(
         self,
-        tar: tarfile.TarFile,
+        data: IO[bytes],
         known: Mapping[str, Held],
         counters: Counters | None,
         *,
@@ -267,29 +268,31 @@ class Standby:
     ) -> Generation:
         """Store the files of an incremental backup, and then its generation.
 
-        ``known`` is the result of `known` that was reported. ``stats`` returns the received bytes
-        and the duration in seconds. Raise `BadStandby`, `BadManifest`, OSError, or the errors of
-        `tarfile`.
+        ``data`` is the tar. ``known`` is the result of `known` that was reported. ``stats`` returns
+        the received bytes and the duration in seconds. Raise `BadStandby`, OSError, or the errors
+        of ``data``.
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
         number = self._next_number()
         received: dict[str, tuple[str, str]] = {}  # by path: the file, the hash of the sent bytes
         manifest = None
-        # The members arrive in any order, but the manifest is the last one.
-        for info in tar:
-            content = tar.extractfile(info)
-            if content is None or manifest is not None:
-                raise BadStandby(f"the backup has an unexpected member {info.name!r}")
-            if info.name == backup_archive.MANIFEST:
-                manifest = backup_archive.unsealed(content.read())
-                continue
-            # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
-            path, _, kept = info.name.partition("@")
-            if not backup_archive.NAME.fullmatch(path) or (kept and path not in known):
-                raise BadStandby(f"the backup has an unexpected member {info.name!r}")
-            file = known[path].file if kept else f"{path}.{number}"
-            received[path] = file, self._store(content, file, int(kept or 0))
+        try:
+            # The members arrive in any order, but the manifest is the last one.
+            for name, content in _members(data):
+                if manifest is not None:
+                    raise BadStandby(f"the backup has a member {name!r} after its manifest")
+                if name == backup_archive.MANIFEST:
+                    manifest = backup_archive.unsealed(content.read())
+                    continue
+                # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
+                path, _, kept = name.partition("@")
+                if not backup_archive.NAME.fullmatch(path) or (kept and path not in known):
+                    raise BadStandby(f"the backup has an unexpected member {name!r}")
+                file = known[path].file if kept else f"{path}.{number}"
+                received[path] = file, self._store(content, file, int(kept or 0))
+        except (tarfile.TarError, BadManifest) as error:
+            raise BadStandby(str(error)) from error
         # Without the manifest, the transfer was cut.
         if manifest is None:
             raise BadStandby("the backup has no manifest at its end")
@@ -302,8 +305,8 @@ class Standby:
             *(number, manifest.created_ms, manifest.version, manifest.shards, manifest.cuts),
             *(size, seconds, counters, parts),
         )
-        data = msgspec.json.encode(generation)
-        sealed = _Sealed(msgspec.Raw(data), hashlib.sha256(data).hexdigest())
+        encoded = msgspec.json.encode(generation)
+        sealed = _Sealed(msgspec.Raw(encoded), hashlib.sha256(encoded).hexdigest())
         replace_file(self._manifest(number), msgspec.json.encode(sealed))
         return generation
 
@@ -425,6 +428,22 @@ class Standby:
             raise BadStandby(f"{error.filename} is missing") from error
         if (size, digest.hexdigest()) != (part.bytes, part.sha256):
             raise BadStandby(f"{source} is cut or was altered")
+
+
+def _members(data: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the name and content of each member of a tar. Raise `BadStandby` or TarError."""
+    with tarfile.open(fileobj=data, mode="r|") as tar:
+        while True:
+            try:
+                info = tar.next()
+            except BAD_TAR as error:
+                raise BadStandby(f"the backup is not a tar archive: {error}") from error
+            if info is None:
+                return
+            content = tar.extractfile(info)
+            if content is None:
+                raise BadStandby(f"the backup has an unexpected member {info.name!r}")
+            yield info.name, content
 
 
 def _linked(source: Path, target: Path) -> bool:
