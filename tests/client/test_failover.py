@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.client.conftest import url_of
 from tests.support.server import Server
 from topics import cli
 from topics.client import Record, Tombstone, Topics
+from topics.client.threads import Sent
 from topics.storage.promote import promote
 from topics.storage.standby import Standby
 
@@ -25,19 +28,34 @@ JOBS = 20
 
 
 class Producing:
-    """A program that appends numbers without a break."""
+    """A program that appends numbers without a break, one by one or with a producer."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, in_background: bool) -> None:
         self.seqs: dict[int, int] = {}  # by number, of the acknowledged records
         self._url, self._ending = url, threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._send if in_background else self._append)
 
-    def _run(self) -> None:
+    def _append(self) -> None:
         number = 0
         with Topics(self._url, on_pause=_ignore) as client:
             while not self._ending.is_set():
                 self.seqs[number] = client.topic("orders").append(number).first_seq
                 number += 1
+
+    def _send(self) -> None:
+        unacknowledged: deque[tuple[int, Sent[int]]] = deque()
+        with (
+            Topics(self._url, on_pause=_ignore) as client,
+            client.topic("orders").producer(max_records=10, max_unacked=1000) as producer,
+        ):
+            for number in count():
+                if self._ending.wait(0.001):
+                    break
+                unacknowledged.append((number, producer.send(number)))
+                while unacknowledged and unacknowledged[0][1].done():
+                    done, sent = unacknowledged.popleft()
+                    self.seqs[done] = sent.result()
+        self.seqs |= {number: sent.result() for number, sent in unacknowledged}
 
     def __enter__(self) -> Producing:
         self._thread.start()
@@ -88,7 +106,8 @@ def _wait_for(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_clients_continue_with_the_promoted_standby(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_clients_continue_with_the_promoted_standby(tmp_path: Path, in_background: bool) -> None:
     lost = Server(tmp_path / "data", shards=2)
     lost.start()
     port, url, copy = lost.address[1], url_of(lost), Standby(tmp_path / "copy")
@@ -96,7 +115,10 @@ def test_clients_continue_with_the_promoted_standby(tmp_path: Path) -> None:
         client.topic("orders").put(durability="fsync")
         client.queue("jobs").put(type="queue")
         client.topic("jobs").append(*range(JOBS))
-        with Producing(url) as producing, Watching(url) as watching:
+        with (
+            Producing(url, in_background=in_background) as producing,
+            Watching(url) as watching,
+        ):
             _wait_for(lambda: len(watching.numbers) > 100)
             before = set(producing.seqs)
             assert cli.main(["--url", url, "-q", "standby", "run", str(copy.path), "--once"]) == 0
