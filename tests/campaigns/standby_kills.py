@@ -46,6 +46,7 @@ class StandbyKills(Campaign):
         self.standby = Standby(data_dir.with_name("standby"))
         self._process: subprocess.Popen[bytes] | None = None
         self._moments: list[tuple[int, Moment]] = []
+        self._next_victims: list[str] = []
 
     def take_backups(self) -> None:
         # The standby finds the server at the same address after each restart.
@@ -58,6 +59,7 @@ class StandbyKills(Campaign):
             self._harm_and_judge(number)
             self.summary.tell(f"{self.kills - number} kills remaining")
         self._stop_standby(signal.SIGTERM)
+        self.summary.killed = f"{self.kills} kills"
 
     def _note_moment(self) -> None:
         """Record the acknowledged writes. Only moments before the next cut are needed."""
@@ -81,7 +83,10 @@ class StandbyKills(Campaign):
         self._process.wait(SETTLE_S)
 
     def _harm_and_judge(self, number: int) -> None:
-        victim = self.dice.choice(VICTIMS)
+        if not self._next_victims:
+            self._next_victims = [*VICTIMS]
+            self.dice.shuffle(self._next_victims)
+        victim = self._next_victims.pop()
         roles = self.server.wait_roles(SHARDS + 1)
         time.sleep(self.dice.uniform(0, 1))
         if victim in roles:
