@@ -62,8 +62,8 @@ class Figures:
         """Return the metrics in the Prometheus text format."""
         newest = self.newest
         rows: list[tuple[str, str, str, str, float]] = [
-            ("rounds_total", "counter", "Rounds.", 'end="finished"', self.finished),
-            ("rounds_total", "counter", "Rounds.", 'end="failed"', self.failed),
+            ("rounds_total", "counter", "Rounds.", '{end="finished"}', self.finished),
+            ("rounds_total", "counter", "Rounds.", '{end="failed"}', self.failed),
             ("received_bytes_total", "counter", "Bytes received.", "", self.received_bytes),
             ("generations", "gauge", "Generations kept.", "", self.kept),
         ]
@@ -80,7 +80,7 @@ class Figures:
             head = f"# HELP topics_standby_{name} {text}"
             if head not in lines:
                 lines += [head, f"# TYPE topics_standby_{name} {kind}"]
-            lines.append(f"topics_standby_{name}{{{labels}}} {value}")
+            lines.append(f"topics_standby_{name}{labels} {value}")
         return "\n".join(lines) + "\n"
 
 
