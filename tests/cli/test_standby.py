@@ -168,6 +168,22 @@ def test_a_former_source_does_not_start_beside_the_record_of_a_promotion(
         assert api.state("orders")["count"] == 100
 
 
+def test_only_one_standby_of_a_source_is_promoted_with_a_fence(
+    topics: Run, source: Server, tmp_path: Path
+) -> None:
+    fence, first, second = (tmp_path / name for name in ("fence", "first", "second"))
+    for copy in (first, second):
+        assert topics("standby", "run", str(copy), "--once").code == 0
+    source.stop()
+    assert topics("standby", "promote", str(first), "--fence", str(fence)).code == 0
+    before = fence.read_bytes()
+    refused = topics("--json", "standby", "promote", str(second), "--fence", str(fence))
+    assert (refused.code, refused.error["code"]) == (ExitCode.FAILED, "fenced")
+    assert f"{first} on " in refused.error["message"]
+    assert fence.read_bytes() == before
+    assert topics("standby", "status", str(second)).code == ExitCode.UNREACHABLE
+
+
 def test_a_loop_continues_after_failures_and_stops_for_a_promotion(
     topics: Run, source: Server, tmp_path: Path
 ) -> None:

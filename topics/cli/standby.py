@@ -375,14 +375,14 @@ def promote(
                 what = f"{origin.url} responds ({state}): stop it, or promote with --force"
                 raise Failed(what, "source_responds")
             loss = _expected_loss(copy)
-        else:
-            loss = None
-        _stop_loop(copy)
-        with restore_errors(str(directory), f"{directory} remains a standby"):
-            generation, findings = promote_standby(
-                copy, as_new=as_new, with_damage=damaged, fence=fence
-            )
-        copy.unlock()
+            _stop_loop(copy)
+        try:
+            with restore_errors(str(directory), f"{directory} remains a standby"):
+                generation, findings = promote_standby(
+                    copy, as_new=as_new, with_damage=damaged, fence=fence
+                )
+        finally:
+            copy.unlock()
     for finding in findings:
         shell.print_note(finding)
     if generation is None:
