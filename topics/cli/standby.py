@@ -367,9 +367,15 @@ def promote(
     topic skips the seqs that the source may have assigned since the copy was made, and reports them
     to readers as lost. Older generations are removed: restore or copy them before.
     """
-    copy = Standby(directory)
+    copy, loss = Standby(directory), None
     with _usage():
-        if not (directory / "meta").exists():
+        if (directory / "meta").exists():
+            # DIR is a data directory. A server may have locked it, which must not be stopped.
+            if not (directory / "standby.json").exists():
+                shell.print_note(f"{directory} was promoted before, or is a data directory")
+                return
+            copy.lock()
+        else:
             origin = copy.origin()
             if not force and (state := _responds(shell, origin)):
                 what = f"{origin.url} responds ({state}): stop it, or promote with --force"
@@ -413,11 +419,22 @@ def _stop_loop(copy: Standby) -> None:
         try:
             return copy.lock()
         except StandbyInUse as error:
-            if time.monotonic() > deadline or not error.pid:
+            # The number may belong to a process of another container or machine.
+            if time.monotonic() > deadline or not _has_open(error.pid, copy.path / "LOCK"):
                 raise
             with suppress(ProcessLookupError):
                 os.kill(error.pid, signal.SIGTERM)
             time.sleep(0.2)
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    """Return whether a process of this machine has opened the file."""
+    with suppress(FileNotFoundError):
+        for opened in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                if file.samefile(opened):
+                    return True
+    return False
 
 
 def _expected_loss(copy: Standby) -> Behind | None:
