@@ -186,6 +186,20 @@ def test_only_one_standby_of_a_source_is_promoted_with_a_fence(
     assert topics("standby", "status", str(second)).code == ExitCode.UNREACHABLE
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_damaged_manifest_does_not_prevent_a_promotion(
+    topics: Run, source: Server, tmp_path: Path, number: int
+) -> None:
+    copy = tmp_path / "copy"
+    for _ in range(3):
+        assert topics("standby", "run", str(copy), "--once").code == 0
+    source.stop()
+    (copy / "generations" / f"{number:012d}.json").write_text("{}")
+    done = topics("--json", "standby", "promote", str(copy))
+    assert done.code == 0
+    assert done.objects[0]["generation"] == (3 if number == 1 else 2)
+
+
 def test_a_loop_continues_after_failures_and_stops_for_a_promotion(
     topics: Run, source: Server, tmp_path: Path
 ) -> None:

@@ -439,13 +439,13 @@ def _has_open(pid: int, file: Path) -> bool:
 
 def _expected_loss(copy: Standby) -> Behind | None:
     """Return what the source has written since the newest generation, if its rate was constant."""
-    numbers = copy.numbers()[-KEEP_DEFAULT:]
-    if len(numbers) < 2:
+    found = copy.intact()[-KEEP_DEFAULT:]  # a damaged manifest must not prevent a promotion
+    if len(found) < 2:
         return None
-    first, last = copy.generation(numbers[0]), copy.generation(numbers[-1])
+    first, last = found[0], found[-1]
     span_ms = last.created_ms - first.created_ms
     if first.counters is None or last.counters is None or span_ms <= 0:
         return None
     share = _age_ms(last) / span_ms
-    found = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
-    return Behind(*map(round, found)) if min(found) >= 0 else None
+    lost = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
+    return Behind(*map(round, lost)) if min(lost) >= 0 else None
