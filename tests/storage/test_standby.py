@@ -64,6 +64,23 @@ def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str
     return {part.path: (folder / part.path).read_bytes() for part in generation.parts}
 
 
+def test_an_interrupted_creation_is_repeated(tmp_path: Path) -> None:
+    for name in ("files", "generations", "lost+found"):
+        (tmp_path / "copy" / name).mkdir(parents=True)
+    (tmp_path / "copy" / "standby.json.new").write_text("{")
+    copy = Standby(tmp_path / "copy")
+    copy.create(Origin("http://a"))
+    assert copy.origin() == Origin("http://a")
+
+
+def test_a_directory_with_generations_and_no_origin_is_refused(tmp_path: Path) -> None:
+    copy = Standby(tmp_path / "copy")
+    copy.generations.mkdir(parents=True)
+    (copy.generations / "000000000001.json").write_text("{}")
+    with pytest.raises(BadStandby, match="neither empty nor a standby"):
+        copy.create(Origin("http://a"))
+
+
 def test_each_generation_has_its_files_and_shares_unchanged_ones(
     source: Source, copy: Standby, tmp_path: Path
 ) -> None:

@@ -142,7 +142,11 @@ class Standby:
         found = self.origin() if (self.path / "standby.json").exists() else None
         if found is not None and found != origin:
             raise BadStandby(f"{self.path} is a standby of {found.url}, not of {origin.url}")
-        if found is None and self.path.is_dir() and any(self.path.iterdir()):
+        # An attempt that was killed, or ran out of disk space, may have left these names. A new
+        # file system has the folder lost+found.
+        own = {"files", "generations", "standby.json.new", "lost+found"}
+        names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set[str]()
+        if found is None and (names - own or self.numbers()):
             raise BadStandby(f"{self.path} is neither empty nor a standby")
         for folder in (self.files, self.generations):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
