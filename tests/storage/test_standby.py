@@ -147,6 +147,17 @@ def test_altered_bytes_make_no_generation(source: Source, copy: Standby) -> None
     assert copy.newest() is None
 
 
+def test_altered_delete_flags_prevent_a_promotion(
+    source: Source, copy: Standby, tmp_path: Path
+) -> None:
+    source.files["flags/00/0000000001.seg"] = b"\0\1\0"
+    found = receive(copy, source.backup(copy))
+    (flags,) = copy.files.glob("flags/*/*")
+    flags.write_bytes(b"\1\1\0")
+    with pytest.raises(BadStandby, match="altered"):
+        copy.unpack(found, tmp_path / "new", link=True)
+
+
 @pytest.mark.parametrize("name", ["../x", "wal/00/../../x", "other", "wal/00/1.wal@5"])
 def test_a_member_with_another_name_is_refused(copy: Standby, tmp_path: Path, name: str) -> None:
     data = backup_archive.header(name, 0, 0) + backup_archive.END

@@ -408,14 +408,16 @@ class Standby:
     def unpack(self, generation: Generation, folder: Path, *, link: bool) -> Manifest:
         """Write the files of a generation below ``folder``, or make hard links to them.
 
-        If the file system does not support hard links, the files are copied. The hashes of copies
-        are checked. Raise `BadStandby` or OSError.
+        Delete flags are always copied. If the file system does not support hard links, all files
+        are. The hashes of copies are checked. Raise `BadStandby` or OSError.
         """
         for part in generation.parts:
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # A hard link shares the bytes. It is cut below if the file is longer than the part.
-            if not (link and _linked(source, target)):
+            # Delete flags contain no checksum, so that only the hash reveals damage.
+            is_copied = not link or part.path.startswith(backup_archive.FLAGS)
+            if is_copied or not _linked(source, target):
                 self._copy(part, source, target)
             os.truncate(target, part.bytes)
         return generation.manifest
