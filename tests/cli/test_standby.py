@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -184,6 +185,18 @@ def test_only_one_standby_of_a_source_is_promoted_with_a_fence(
     assert f"{first} on " in refused.error["message"]
     assert fence.read_bytes() == before
     assert topics("standby", "status", str(second)).code == ExitCode.UNREACHABLE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the owner of files")
+def test_the_owner_of_the_directory_owns_the_promoted_files(
+    topics: Run, source: Server, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    assert topics("standby", "run", str(copy), "--once").code == 0
+    for path in (copy, *copy.rglob("*")):
+        os.chown(path, 65_534, 65_534)
+    assert topics("standby", "promote", "--force", str(copy)).code == 0
+    assert {path.stat().st_uid for path in (copy, *copy.rglob("*"))} == {65_534}
 
 
 @pytest.mark.parametrize("number", [1, 3])

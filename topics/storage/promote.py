@@ -63,7 +63,8 @@ def promote(
     assert meta is not None, "a backup has one"
     promotions = meta.promotions + 1
     write_meta(aside, meta.shards, promotions)
-    sync_files(aside, None)
+    # A promotion by root must leave files that the owner of DIR, a server, can read.
+    sync_files(aside, path.stat())
     if fence is not None:
         check_promotion(fence, path, promotions)
         write_fence(fence, promotions, path)
