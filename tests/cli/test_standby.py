@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -134,9 +135,11 @@ def test_a_promoted_copy_continues_and_reports_the_lost_seqs(
         page = ok(api.diff("orders", from_seq=101))
         assert page["tombstone"]["gap_from"] == 102
         assert [record["data"] for record in page["records"]] == ["new"]
-    again = topics("standby", "promote", str(copy))
-    assert again.code == 0
-    assert "was promoted before" in again.err
+        # A repeated promotion must not stop the new server, which has locked the directory.
+        again = topics("standby", "promote", str(copy))
+        assert again.code == 0
+        assert "was promoted before" in again.err
+        assert api.state("orders")["count"] == 101
     assert topics("standby", "run", str(copy), "--once").code == ExitCode.USAGE
 
 
@@ -166,6 +169,48 @@ def test_a_former_source_does_not_start_beside_the_record_of_a_promotion(
         source.start()
     with Server(copy, shards=2, fence=fence) as server, Api(server.address) as api:
         assert api.state("orders")["count"] == 100
+
+
+def test_only_one_standby_of_a_source_is_promoted_with_a_fence(
+    topics: Run, source: Server, tmp_path: Path
+) -> None:
+    fence, first, second = (tmp_path / name for name in ("fence", "first", "second"))
+    for copy in (first, second):
+        assert topics("standby", "run", str(copy), "--once").code == 0
+    source.stop()
+    assert topics("standby", "promote", str(first), "--fence", str(fence)).code == 0
+    before = fence.read_bytes()
+    refused = topics("--json", "standby", "promote", str(second), "--fence", str(fence))
+    assert (refused.code, refused.error["code"]) == (ExitCode.FAILED, "fenced")
+    assert f"{first} on " in refused.error["message"]
+    assert fence.read_bytes() == before
+    assert topics("standby", "status", str(second)).code == ExitCode.UNREACHABLE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the owner of files")
+def test_the_owner_of_the_directory_owns_the_promoted_files(
+    topics: Run, source: Server, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    assert topics("standby", "run", str(copy), "--once").code == 0
+    for path in (copy, *copy.rglob("*")):
+        os.chown(path, 65_534, 65_534)
+    assert topics("standby", "promote", "--force", str(copy)).code == 0
+    assert {path.stat().st_uid for path in (copy, *copy.rglob("*"))} == {65_534}
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_damaged_manifest_does_not_prevent_a_promotion(
+    topics: Run, source: Server, tmp_path: Path, number: int
+) -> None:
+    copy = tmp_path / "copy"
+    for _ in range(3):
+        assert topics("standby", "run", str(copy), "--once").code == 0
+    source.stop()
+    (copy / "generations" / f"{number:012d}.json").write_text("{}")
+    done = topics("--json", "standby", "promote", str(copy))
+    assert done.code == 0
+    assert done.objects[0]["generation"] == (3 if number == 1 else 2)
 
 
 def test_a_loop_continues_after_failures_and_stops_for_a_promotion(

@@ -64,6 +64,23 @@ def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str
     return {part.path: (folder / part.path).read_bytes() for part in generation.parts}
 
 
+def test_an_interrupted_creation_is_repeated(tmp_path: Path) -> None:
+    for name in ("files", "generations", "lost+found"):
+        (tmp_path / "copy" / name).mkdir(parents=True)
+    (tmp_path / "copy" / "standby.json.new").write_text("{")
+    copy = Standby(tmp_path / "copy")
+    copy.create(Origin("http://a"))
+    assert copy.origin() == Origin("http://a")
+
+
+def test_a_directory_with_generations_and_no_origin_is_refused(tmp_path: Path) -> None:
+    copy = Standby(tmp_path / "copy")
+    copy.generations.mkdir(parents=True)
+    (copy.generations / "000000000001.json").write_text("{}")
+    with pytest.raises(BadStandby, match="neither empty nor a standby"):
+        copy.create(Origin("http://a"))
+
+
 def test_each_generation_has_its_files_and_shares_unchanged_ones(
     source: Source, copy: Standby, tmp_path: Path
 ) -> None:
@@ -128,6 +145,17 @@ def test_altered_bytes_make_no_generation(source: Source, copy: Standby) -> None
     with pytest.raises(BadStandby, match="altered"):
         receive(copy, bytes(data))
     assert copy.newest() is None
+
+
+def test_altered_delete_flags_prevent_a_promotion(
+    source: Source, copy: Standby, tmp_path: Path
+) -> None:
+    source.files["flags/00/0000000001.seg"] = b"\0\1\0"
+    found = receive(copy, source.backup(copy))
+    (flags,) = copy.files.glob("flags/*/*")
+    flags.write_bytes(b"\1\1\0")
+    with pytest.raises(BadStandby, match="altered"):
+        copy.unpack(found, tmp_path / "new", link=True)
 
 
 @pytest.mark.parametrize("name", ["../x", "wal/00/../../x", "other", "wal/00/1.wal@5"])

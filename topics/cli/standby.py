@@ -367,22 +367,28 @@ def promote(
     topic skips the seqs that the source may have assigned since the copy was made, and reports them
     to readers as lost. Older generations are removed: restore or copy them before.
     """
-    copy = Standby(directory)
+    copy, loss = Standby(directory), None
     with _usage():
-        if not (directory / "meta").exists():
+        if (directory / "meta").exists():
+            # DIR is a data directory. A server may have locked it, which must not be stopped.
+            if not (directory / "standby.json").exists():
+                shell.print_note(f"{directory} was promoted before, or is a data directory")
+                return
+            copy.lock()
+        else:
             origin = copy.origin()
             if not force and (state := _responds(shell, origin)):
                 what = f"{origin.url} responds ({state}): stop it, or promote with --force"
                 raise Failed(what, "source_responds")
             loss = _expected_loss(copy)
-        else:
-            loss = None
-        _stop_loop(copy)
-        with restore_errors(str(directory), f"{directory} remains a standby"):
-            generation, findings = promote_standby(
-                copy, as_new=as_new, with_damage=damaged, fence=fence
-            )
-        copy.unlock()
+            _stop_loop(copy)
+        try:
+            with restore_errors(str(directory), f"{directory} remains a standby"):
+                generation, findings = promote_standby(
+                    copy, as_new=as_new, with_damage=damaged, fence=fence
+                )
+        finally:
+            copy.unlock()
     for finding in findings:
         shell.print_note(finding)
     if generation is None:
@@ -413,22 +419,33 @@ def _stop_loop(copy: Standby) -> None:
         try:
             return copy.lock()
         except StandbyInUse as error:
-            if time.monotonic() > deadline or not error.pid:
+            # The number may belong to a process of another container or machine.
+            if time.monotonic() > deadline or not _has_open(error.pid, copy.path / "LOCK"):
                 raise
             with suppress(ProcessLookupError):
                 os.kill(error.pid, signal.SIGTERM)
             time.sleep(0.2)
 
 
+def _has_open(pid: int, file: Path) -> bool:
+    """Return whether a process of this machine has opened the file."""
+    with suppress(FileNotFoundError):
+        for opened in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                if file.samefile(opened):
+                    return True
+    return False
+
+
 def _expected_loss(copy: Standby) -> Behind | None:
     """Return what the source has written since the newest generation, if its rate was constant."""
-    numbers = copy.numbers()[-KEEP_DEFAULT:]
-    if len(numbers) < 2:
+    found = copy.intact()[-KEEP_DEFAULT:]  # a damaged manifest must not prevent a promotion
+    if len(found) < 2:
         return None
-    first, last = copy.generation(numbers[0]), copy.generation(numbers[-1])
+    first, last = found[0], found[-1]
     span_ms = last.created_ms - first.created_ms
     if first.counters is None or last.counters is None or span_ms <= 0:
         return None
     share = _age_ms(last) / span_ms
-    found = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
-    return Behind(*map(round, found)) if min(found) >= 0 else None
+    lost = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
+    return Behind(*map(round, lost)) if min(lost) >= 0 else None

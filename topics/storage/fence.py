@@ -31,12 +31,7 @@ class Fence(msgspec.Struct, frozen=True):
 
 def check_fence(fence: Path, directory: Path, promotions: int) -> None:
     """Register a server in ``directory`` at the fence. Raise `Fenced` or OSError."""
-    try:
-        found = msgspec.json.decode(fence.read_bytes(), type=Fence)
-    except FileNotFoundError:
-        found = None
-    except msgspec.MsgspecError as error:
-        raise Fenced(f"{fence} is not a fence: {error}") from error
+    found = _read(fence)
     if found is not None and found.promotions > promotions:
         raise Fenced(
             f"{directory} is a former source: {found.directory} on {found.host} was promoted"
@@ -45,6 +40,34 @@ def check_fence(fence: Path, directory: Path, promotions: int) -> None:
         )
     if found is None or found.promotions < promotions:
         write_fence(fence, promotions, directory)
+
+
+def check_promotion(fence: Path, directory: Path, promotions: int) -> None:
+    """Check that no other directory has this count or a higher one. Raise `Fenced` or OSError.
+
+    Two standbys of one source would otherwise get the same count, and both servers would start. A
+    repeated promotion finds its own announcement, which is permitted.
+    """
+    found = _read(fence)
+    if found is None or found.promotions < promotions:
+        return
+    own = Fence(promotions, str(directory.absolute()), socket.gethostname())
+    if found != own:
+        raise Fenced(
+            f"{found.directory} on {found.host} was promoted before ({fence} has promotion"
+            f" {found.promotions}, this one would be {promotions}); make {directory} a standby of"
+            " the new server, or remove the file to promote it anyway"
+        )
+
+
+def _read(fence: Path) -> Fence | None:
+    """Return the content of the fence, or None if it is missing. Raise `Fenced` or OSError."""
+    try:
+        return msgspec.json.decode(fence.read_bytes(), type=Fence)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise Fenced(f"{fence} is not a fence: {error}") from error
 
 
 def write_fence(fence: Path, promotions: int, directory: Path) -> None:

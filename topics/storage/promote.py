@@ -21,7 +21,7 @@ from typing import Final
 from topics.storage.backup_restore import build, sync_files
 from topics.storage.data_dir import read_meta, write_meta
 from topics.storage.disk import sync_directory
-from topics.storage.fence import write_fence
+from topics.storage.fence import check_promotion, write_fence
 from topics.storage.folders import PARTS
 from topics.storage.standby import BadStandby, Generation, Standby
 
@@ -41,7 +41,8 @@ def promote(
     """Turn a locked standby into a data directory. Return its generation, and a list of warnings.
 
     The generation is None if an earlier call was killed after it had renamed ``meta``. Raise
-    `BadStandby`, `BackupDamaged`, `Damaged` or OSError. In these cases the standby is unchanged.
+    `BadStandby`, `BackupDamaged`, `Damaged`, `Fenced` or OSError. In these cases the standby can
+    still be promoted.
     """
     path = standby.path
     if (path / "meta").exists():
@@ -62,8 +63,10 @@ def promote(
     assert meta is not None, "a backup has one"
     promotions = meta.promotions + 1
     write_meta(aside, meta.shards, promotions)
-    sync_files(aside, None)
+    # A promotion by root must leave files that the owner of DIR, a server, can read.
+    sync_files(aside, path.stat())
     if fence is not None:
+        check_promotion(fence, path, promotions)
         write_fence(fence, promotions, path)
     for part in PARTS:
         shutil.rmtree(path / part, ignore_errors=True)

@@ -142,7 +142,11 @@ class Standby:
         found = self.origin() if (self.path / "standby.json").exists() else None
         if found is not None and found != origin:
             raise BadStandby(f"{self.path} is a standby of {found.url}, not of {origin.url}")
-        if found is None and self.path.is_dir() and any(self.path.iterdir()):
+        # An attempt that was killed, or ran out of disk space, may have left these names. A new
+        # file system has the folder lost+found.
+        own = {"files", "generations", "standby.json.new", "lost+found"}
+        names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set[str]()
+        if found is None and (names - own or self.numbers()):
             raise BadStandby(f"{self.path} is neither empty nor a standby")
         for folder in (self.files, self.generations):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -404,14 +408,16 @@ class Standby:
     def unpack(self, generation: Generation, folder: Path, *, link: bool) -> Manifest:
         """Write the files of a generation below ``folder``, or make hard links to them.
 
-        If the file system does not support hard links, the files are copied. The hashes of copies
-        are checked. Raise `BadStandby` or OSError.
+        Delete flags are always copied. If the file system does not support hard links, all files
+        are. The hashes of copies are checked. Raise `BadStandby` or OSError.
         """
         for part in generation.parts:
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # A hard link shares the bytes. It is cut below if the file is longer than the part.
-            if not (link and _linked(source, target)):
+            # Delete flags contain no checksum, so that only the hash reveals damage.
+            is_copied = not link or part.path.startswith(backup_archive.FLAGS)
+            if is_copied or not _linked(source, target):
                 self._copy(part, source, target)
             os.truncate(target, part.bytes)
         return generation.manifest
