@@ -213,6 +213,83 @@ def test_a_damaged_manifest_does_not_prevent_a_promotion(
     assert done.objects[0]["generation"] == (3 if number == 1 else 2)
 
 
+def test_a_failed_promotion_leaves_all_generations_usable(
+    topics: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    with Server(tmp_path / "data", shards=2, wal_file_bytes=1 << 16) as server:
+        monkeypatch.setenv("TOPICS_URL", url_of(server))
+        with Api(server.address) as api:
+            ok(api.put("orders", {"durability": "disk"}), 201)
+            for start in range(0, 1000, 100):
+                numbers = range(start, start + 100)
+                ok(api.append("orders", *([n, "x" * 200] for n in numbers)))
+            _wait_for(lambda: any((tmp_path / "data" / "segment").rglob("*.seg")))
+            assert topics("standby", "run", str(copy), "--once").code == 0
+            ok(api.call("POST", "/v0/topics/orders/delete", {"before_seq": 501}))
+        assert topics("standby", "run", str(copy), "--once").code == 0
+    done = topics("standby", "promote", str(copy), "--fence", str(tmp_path / "none" / "fence"))
+    assert done.code == ExitCode.FAILED
+    assert not (copy / ".promoting").exists()
+    assert topics("standby", "status", str(copy), "--verify").code == ExitCode.UNREACHABLE
+    for number, count in ((1, 1000), (2, 500)):
+        folder = tmp_path / f"restored-{number}"
+        assert topics("restore", f"{copy}@{number}", str(folder)).code == 0
+        assert len(values_in(folder)) == count
+    assert topics("standby", "promote", f"{copy}@1").code == 0
+    assert len(values_in(copy)) == 1000
+
+
+def test_damage_of_the_copy_is_found_and_an_older_generation_is_promoted(
+    topics: Run, source: Server, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    for number in range(2):
+        assert topics("standby", "run", str(copy), "--once").code == 0
+        appended(source, "x" * 100, number)
+    source.env["TOPICS_PORT"] = str(source.address[1])
+    source.stop()
+    source.start()  # so that the log is sent again, to another file
+    assert topics("standby", "run", str(copy), "--once").code == 0
+    source.stop()
+    for log in (copy / "files").glob("wal/*/*.3"):
+        data = bytearray(log.read_bytes())
+        data[len(data) // 2] ^= 1
+        log.write_bytes(data)
+    assert topics("standby", "status", str(copy)).code == ExitCode.UNREACHABLE
+    found = topics("--json", "standby", "status", str(copy), "--verify")
+    assert found.code == ExitCode.DAMAGED
+    assert found.objects[0]["damaged_files"]
+    assert topics("standby", "promote", str(copy)).code == ExitCode.DAMAGED
+    assert topics("standby", "promote", f"{copy}@9").code == ExitCode.DAMAGED
+    assert topics("standby", "promote", f"{copy}@2").code == 0
+    assert values_in(copy) == [*range(100), "x" * 100, 0]
+
+
+def test_a_server_without_the_copied_data_is_refused(
+    topics: Run, source: Server, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    appended(source, *range(1000))
+    assert topics("standby", "run", str(copy), "--once").code == 0
+    source.stop()
+    with Server(tmp_path / "empty", shards=2, port=source.address[1]):
+        refused = topics("--json", "standby", "run", str(copy), "--once")
+        assert (refused.code, refused.error["code"]) == (ExitCode.FAILED, "source_older")
+        assert topics("standby", "run", str(copy), "--once", "--accept-older").code == 0
+    assert topics("--json", "standby", "status", str(copy)).objects[0]["generations"] == [1, 2]
+
+
+def test_a_used_metrics_port_is_named(topics: Run, source: Server, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        refused = topics("standby", "run", str(tmp_path / "copy"), "--metrics-port", port)
+    assert refused.code == ExitCode.FAILED
+    assert f"--metrics-port {port}: Address already in use" in refused.err
+
+
 def test_a_loop_continues_after_failures_and_stops_for_a_promotion(
     topics: Run, source: Server, tmp_path: Path
 ) -> None:

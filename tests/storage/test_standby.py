@@ -6,12 +6,20 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import ArchiveFile, Manifest
 from topics.storage.backup_writer import BackupWriter
-from topics.storage.standby import BadStandby, Generation, Origin, Standby, StandbyInUse
+from topics.storage.standby import (
+    BadStandby,
+    Generation,
+    Origin,
+    SourceOlder,
+    Standby,
+    StandbyInUse,
+)
 
 LOG = "wal/00/0000000000000000.wal"
 SEGMENT = "segment/00/0000000001.seg"
@@ -25,6 +33,7 @@ class Source:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.files: dict[str, bytes] = {}
+        self.cuts, self.runs = [0], [1]
 
     def backup(self, copy: Standby) -> bytes:
         """Return what the server sends to this standby."""
@@ -37,8 +46,12 @@ class Source:
             ArchiveFile(name, str(self._folder / name), 0, len(data), len(data))
             for name, data in self.files.items()
         ]
+        stream.runs = self.runs
         sent = b"".join(stream.add(rows))
-        return sent + stream.end(Manifest(backup_archive.FORMAT, "0", 1, 7, [0], stream.members))
+        manifest = Manifest(
+            backup_archive.FORMAT, "0", len(self.cuts), 7, self.cuts, stream.members, self.runs
+        )
+        return sent + stream.end(manifest)
 
 
 @pytest.fixture
@@ -55,8 +68,10 @@ def copy(tmp_path: Path) -> Standby:
     return copy
 
 
-def receive(copy: Standby, data: bytes) -> Generation:
-    return copy.receive(io.BytesIO(data), copy.known(), None)
+def receive(copy: Standby, data: bytes, *, accepts_older: bool = False) -> Generation:
+    return copy.receive(
+        *(io.BytesIO(data), copy.known(), None), requested_ms=1, accepts_older=accepts_older
+    )
 
 
 def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str, bytes]:
@@ -106,6 +121,59 @@ def test_a_log_of_another_history_is_not_appended_to_the_known_one(
     found = receive(copy, source.backup(copy))
     assert contents(copy, found, tmp_path / "new") == source.files
     assert contents(copy, copy.generation(1), tmp_path / "old") == before
+
+
+def test_a_log_with_the_same_ends_is_sent_again_after_a_restart(
+    source: Source, copy: Standby, tmp_path: Path
+) -> None:
+    source.files[LOG] = b"l" * 5_000 + b"a" + b"l" * 9_000
+    receive(copy, source.backup(copy))
+    source.files[LOG] = b"l" * 5_000 + b"b" + b"l" * 9_000
+    source.runs = [2]
+    found = receive(copy, source.backup(copy))
+    assert contents(copy, found, tmp_path / "new") == source.files
+
+
+@pytest.mark.parametrize("cuts", [[9], [10, 10]])
+def test_older_data_replaces_the_copy_only_on_request(
+    source: Source, copy: Standby, cuts: list[int]
+) -> None:
+    source.cuts = [10]
+    receive(copy, source.backup(copy))
+    source.cuts = cuts
+    for _ in range(2):
+        with pytest.raises(SourceOlder, match="older data than generation 1"):
+            receive(copy, source.backup(copy))
+    assert copy.numbers() == [1]
+    assert receive(copy, source.backup(copy), accepts_older=True).cuts == cuts
+
+
+def test_damaged_files_are_found_and_an_altered_log_is_sent_again(
+    source: Source, copy: Standby, tmp_path: Path
+) -> None:
+    found = receive(copy, source.backup(copy))
+    assert copy.damaged(found) == []
+    (log,), (segment,) = copy.files.glob("wal/*/*"), copy.files.glob("segment/*/*")
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(data)
+    assert copy.damaged(found) == [str(log.relative_to(copy.files))]
+    source.files[LOG] += b"new"
+    again = Standby(copy.path)  # without the hashes of the first process
+    assert contents(again, receive(again, source.backup(again)), tmp_path / "2") == source.files
+    segment.unlink()
+    assert str(segment.relative_to(copy.files)) in copy.damaged(found)
+
+
+@pytest.mark.parametrize("place", ["path", "file"])
+def test_a_manifest_cannot_name_files_outside_of_the_directory(
+    source: Source, copy: Standby, tmp_path: Path, place: str
+) -> None:
+    found = receive(copy, source.backup(copy))
+    parts = [msgspec.structs.replace(found.parts[0], **{place: "../../meta.1"})]
+    found = msgspec.structs.replace(found, parts=parts)
+    with pytest.raises(BadStandby, match="invalid file"):
+        copy.unpack(found, tmp_path / "a" / "b", link=False)
 
 
 @pytest.mark.parametrize("cut", [0, 600, 6_000, 11_000, 16_500, -1_100])
@@ -158,8 +226,17 @@ def test_altered_delete_flags_prevent_a_promotion(
         copy.unpack(found, tmp_path / "new", link=True)
 
 
-@pytest.mark.parametrize("name", ["../x", "wal/00/../../x", "other", "wal/00/1.wal@5"])
-def test_a_member_with_another_name_is_refused(copy: Standby, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../x", "wal/00/../../x", "other", "wal/00/1.wal@5"),
+        *(f"{LOG}@5", f"{LOG}@0", f"{LOG}@x", f"{SEGMENT}@10000"),
+    ],
+)
+def test_a_member_with_another_name_is_refused(
+    source: Source, copy: Standby, tmp_path: Path, name: str
+) -> None:
+    receive(copy, source.backup(copy))
     data = backup_archive.header(name, 0, 0) + backup_archive.END
     with pytest.raises(BadStandby, match="unexpected member"):
         receive(copy, data)

@@ -98,7 +98,7 @@ class Waiting:
 
 BACKED_UP: dict[str, tuple[Any, ...]] = {  # Replies of empty shards
     calls.BACKUP_BEGIN.method: calls.BackupBegun([], []),
-    calls.BACKUP_CUT.method: calls.BackupCut(0),
+    calls.BACKUP_CUT.method: calls.BackupCut(0, 1),
     calls.BACKUP_FILES.method: calls.BackupFiles([]),
 }
 

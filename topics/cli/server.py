@@ -154,6 +154,8 @@ def _backup(source: str) -> Iterator[Any]:
     directory, _, number = source.rpartition("@")
     copy = Standby(Path(directory))
     if not directory or not copy.generations.is_dir():
+        if Standby(Path(source)).generations.is_dir():
+            raise InvalidInput(f"{source} is a standby: name a generation, {source}@newest")
         try:
             opened = click.open_file(source, "rb")
         except OSError as error:

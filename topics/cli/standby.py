@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from topics.storage.standby import (
     Counters,
     Generation,
     Origin,
+    SourceOlder,
     Standby,
     StandbyInUse,
 )
@@ -56,22 +58,24 @@ class Figures:
 
     def __init__(self) -> None:
         self.newest: Generation | None = None
+        self.started_ms = round(time.time() * 1000)
         self.kept = self.finished = self.failed = self.received_bytes = 0
 
     def text(self) -> str:
         """Return the metrics in the Prometheus text format."""
         newest = self.newest
+        as_of_ms = newest.as_of_ms if newest else self.started_ms
+        age_s = max(0.0, time.time() - as_of_ms / 1000)
         rows: list[tuple[str, str, str, str, float]] = [
             ("rounds_total", "counter", "Rounds.", '{end="finished"}', self.finished),
             ("rounds_total", "counter", "Rounds.", '{end="failed"}', self.failed),
             ("received_bytes_total", "counter", "Bytes received.", "", self.received_bytes),
             ("generations", "gauge", "Generations kept.", "", self.kept),
+            ("age_seconds", "gauge", "Age of the newest generation, or of the loop.", "", age_s),
         ]
         if newest is not None:
-            age_s = max(0.0, time.time() - newest.created_ms / 1000)
             rows += [
                 ("generation", "gauge", "Number of the newest generation.", "", newest.number),
-                ("age_seconds", "gauge", "Time since the cut of the newest generation.", "", age_s),
                 ("round_seconds", "gauge", "Duration of its transfer.", "", newest.seconds),
                 ("round_bytes", "gauge", "Bytes of its transfer.", "", newest.received_bytes),
             ]
@@ -97,6 +101,7 @@ class Figures:
     "--rate", type=units.BYTES, metavar="BYTES", help="Receive at most this number of bytes/s."
 )
 @click.option("--metrics-port", metavar="[HOST:]PORT", help="Serve metrics for Prometheus.")
+@click.option("--accept-older", is_flag=True, help="Continue with a server that has older data.")
 @pass_shell
 def run(
     shell: Shell,
@@ -106,6 +111,7 @@ def run(
     once: bool,
     rate: int | None,
     metrics_port: str | None,
+    accept_older: bool,
 ) -> None:
     """Keep DIR a restorable copy of the server.
 
@@ -117,7 +123,8 @@ def run(
     The first round copies all data; each later round copies only new data. The key needs the scope
     admin and no prefixes. Each round adds a generation, which can be restored by topics restore
     DIR@GENERATION. A killed or interrupted round is continued. If the server does not respond, the
-    rounds are retried indefinitely.
+    rounds are retried indefinitely. A server that was restored or has lost its data is refused,
+    unless --accept-older is given, because its data would soon replace all generations.
     """
     copy, figures = Standby(directory), Figures()
     with shell.client() as client, _usage(), _metrics(metrics_port, figures):
@@ -125,7 +132,12 @@ def run(
         copy.create(Origin(re.sub("//[^/@]*@", "//", client.target.url)))
         copy.lock()
         try:
-            _rounds(shell, client, copy, figures, every / 1000, keep, is_once=once, rate=rate)
+            _rounds(
+                *(shell, client, copy, figures, every / 1000, keep),
+                is_once=once,
+                rate=rate,
+                accepts_older=accept_older,
+            )
         finally:
             copy.unlock()
 
@@ -140,6 +152,7 @@ def _rounds(
     *,
     is_once: bool,
     rate: int | None,
+    accepts_older: bool,
 ) -> None:
     """Do rounds until the process is stopped. Raise the failure of a single round, or of the first
     one if the arguments or the key may be wrong.
@@ -149,15 +162,16 @@ def _rounds(
     while True:
         started = time.monotonic()
         try:
-            found = _round(client, copy, rate)
+            found = _round(client, copy, rate, accepts_older=accepts_older)
             copy.prune(keep)
         except (TopicsError, Failed, BadStandby, Damaged, OSError) as error:
-            if is_once or (isinstance(error, Invalid | Refused) and not figures.finished):
+            if is_once or (isinstance(error, Invalid | Refused) and figures.newest is None):
                 raise
             figures.failed += 1
-            if str(error) != reported:
-                shell.print_note(f"{error}; trying again")
-            reported, pause_s = str(error), min(2 * pause_s, max(PAUSE_MAX_S, every_s))
+            text = f"{copy.path}: {error}" if isinstance(error, OSError) else str(error)
+            if text != reported:
+                shell.print_note(f"{text}; trying again")
+            reported, pause_s = text, min(2 * pause_s, max(PAUSE_MAX_S, every_s))
         else:
             figures.newest, figures.kept = found, len(copy.numbers())
             figures.finished += 1
@@ -172,14 +186,14 @@ def _rounds(
         time.sleep(max(0.0, started + pause_s - time.monotonic()))
 
 
-def _round(client: Topics, copy: Standby, rate: int | None) -> Generation:
+def _round(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bool) -> Generation:
     """Receive the next generation. Raise `TopicsError`, `Failed`, `BadStandby`, or OSError."""
     import httpx2
 
     counters = _counters(client)
     known = copy.known()
     body = msgspec.json.encode({"files": copy.report(known)})
-    started, has_begun = time.monotonic(), False
+    started, requested_ms, has_begun = time.monotonic(), round(time.time() * 1000), False
     headers = {"Content-Type": "application/json"}
     try:
         with client.http.stream(
@@ -191,12 +205,16 @@ def _round(client: Topics, copy: Standby, rate: int | None) -> Generation:
             blocks = CopiedArchive(answer.iter_raw(BLOCK_BYTES), None, rate)
             found = copy.receive(
                 *(cast("IO[bytes]", blocks), known, counters),
+                requested_ms=requested_ms,
+                accepts_older=accepts_older,
                 stats=lambda: (blocks.size, time.monotonic() - started),
             )
             while blocks.read(BLOCK_BYTES):
                 pass
     except BadStandby as error:
         raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
+    except SourceOlder as error:
+        raise Failed(str(error), "source_older") from None
     except httpx2.RequestError as error:
         if has_begun:
             raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
@@ -220,6 +238,7 @@ def _metrics(address: str | None, figures: Figures) -> Iterator[None]:
         yield
         return
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
     if not port.isdigit() or int(port) > 65_535:
         raise InvalidInput(f"--metrics-port {address}: not a port or HOST:PORT")
 
@@ -235,8 +254,14 @@ def _metrics(address: str | None, figures: Figures) -> Iterator[None]:
         def log_message(self, *_: Any) -> None:
             """Log no requests."""
 
-    server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        server = Server((host or "127.0.0.1", int(port)), Handler)
+    except OSError as error:
+        raise Failed(f"--metrics-port {address}: {error.strerror}", "no_metrics") from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     try:
         yield
@@ -278,8 +303,9 @@ def _summary(found: Generation) -> dict[str, Any]:
 @standby.command("status")
 @DIRECTORY
 @click.option("--max-age", type=units.DURATION, help="Fail if the copy is older.")
+@click.option("--verify", is_flag=True, help="Read all files of the newest generation.")
 @pass_shell
-def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
+def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> ExitCode:
     """Show the age of a copy, and the amount of data it lacks.
 
     Exit code: 0 if the copy is usable, 1 if it is older than --max-age, 3 if it is damaged, 4 if it
@@ -290,6 +316,7 @@ def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
         origin, numbers = copy.origin(), copy.numbers()
     intact = copy.intact()
     newest = intact[-1] if intact else None
+    damaged = copy.damaged(newest) if verify and newest else []
     state = _responds(shell, origin)
     with shell.client() as client:
         counters = _counters(client) if state else None
@@ -305,6 +332,7 @@ def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
                 "is_reachable": bool(state),
                 "generations": [each.number for each in intact],
                 "damaged": sorted({*numbers} - {each.number for each in intact}),
+                "damaged_files": damaged,
                 "newest": None if newest is None else _summary(newest),
                 "age_ms": None if newest is None else _age_ms(newest),
                 "behind": None if behind is None else behind._asdict(),
@@ -321,7 +349,9 @@ def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
             click.echo(f"lacks        {'unknown' if behind is None else _lacks(*behind)}")
         if len(numbers) > len(intact):
             click.echo(f"damaged      {len(numbers) - len(intact)}")
-    if len(numbers) > len(intact):
+        for file in damaged:
+            click.echo(f"damaged      {file}")
+    if damaged or len(numbers) > len(intact):
         return ExitCode.DAMAGED
     if newest is None:
         return ExitCode.NOT_FOUND
@@ -331,7 +361,7 @@ def status(shell: Shell, directory: Path, max_age: int | None) -> ExitCode:
 
 
 def _age_ms(generation: Generation) -> int:
-    return max(0, round(time.time() * 1000) - generation.created_ms)
+    return max(0, round(time.time() * 1000) - generation.as_of_ms)
 
 
 def _lacks(writes: float, size: float) -> str:
@@ -342,7 +372,7 @@ def _lacks(writes: float, size: float) -> str:
 
 
 @standby.command("promote")
-@DIRECTORY
+@click.argument("source", metavar="DIR[@GENERATION]")
 @click.option("--force", is_flag=True, help="Promote although the source responds.")
 @click.option("--as-new", is_flag=True, help="Give all topics a new epoch: readers start again.")
 @click.option("--damaged", is_flag=True, help="Promote files that were damaged at the source.")
@@ -354,7 +384,7 @@ def _lacks(writes: float, size: float) -> str:
 )
 @pass_shell
 def promote(
-    shell: Shell, directory: Path, force: bool, as_new: bool, damaged: bool, fence: Path | None
+    shell: Shell, source: str, force: bool, as_new: bool, damaged: bool, fence: Path | None
 ) -> None:
     """Turn a copy into the data directory of a server.
 
@@ -365,8 +395,9 @@ def promote(
     The command stops topics standby run, and refuses while the source responds, because one history
     must not have two writers. Cursors, epochs, seqs, event ids and idempotency keys continue. Each
     topic skips the seqs that the source may have assigned since the copy was made, and reports them
-    to readers as lost. Older generations are removed: restore or copy them before.
+    to readers as lost. All other generations are removed: restore or copy them before.
     """
+    directory, number = _generation(source)
     copy, loss = Standby(directory), None
     with _usage():
         if (directory / "meta").exists():
@@ -385,7 +416,7 @@ def promote(
         try:
             with restore_errors(str(directory), f"{directory} remains a standby"):
                 generation, findings = promote_standby(
-                    copy, as_new=as_new, with_damage=damaged, fence=fence
+                    copy, number=number, as_new=as_new, with_damage=damaged, fence=fence
                 )
         finally:
             copy.unlock()
@@ -412,6 +443,14 @@ def _responds(shell: Shell, origin: Origin) -> str:
     return "ready"
 
 
+def _generation(source: str) -> tuple[Path, int | None]:
+    """Return the directory, and the number of the generation or None."""
+    directory, _, number = source.rpartition("@")
+    if Path(source).is_dir() or not (number.isascii() and number.isdigit()):
+        return Path(source), None
+    return Path(directory), int(number)
+
+
 def _stop_loop(copy: Standby) -> None:
     """Lock the directory. Stop the process that has locked it."""
     deadline = time.monotonic() + STOP_S
@@ -429,7 +468,7 @@ def _stop_loop(copy: Standby) -> None:
 
 def _has_open(pid: int, file: Path) -> bool:
     """Return whether a process of this machine has opened the file."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, PermissionError):
         for opened in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):
                 if file.samefile(opened):

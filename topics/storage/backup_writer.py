@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,13 +24,15 @@ class BackupWriter:
     """Generates the bytes of a backup. ``members`` describes the files that were read completely.
 
     ``now_s`` is the modification time of all members. ``known`` lists the files that the receiver
-    has. Bytes that it already has are not sent again.
+    has. Bytes that it already has are not sent again. ``runs`` (`backup_archive.run_of`) must be
+    set before log files are added.
     """
 
     def __init__(self, now_s: int, known: Iterable[KnownFile] = ()) -> None:
         self._now_s = now_s
         self._known = {each.path: each for each in known}
         self.members: list[Member] = []
+        self.runs: list[int] = []
 
     def add(self, files: Iterable[ArchiveFile]) -> Iterator[bytes]:
         """Yield the tar members of these files.
@@ -58,9 +60,10 @@ class BackupWriter:
         known = self._known.get(file.name)
         if known is None or known.bytes > file.length:
             return 0
-        if known.bytes < file.length and not file.name.startswith("wal/"):
+        if known.bytes < file.length and not file.name.startswith(backup_archive.LOG):
             return 0
-        return known.bytes if identity(file, known.bytes) == known.identity else 0
+        found = identity(file, known.bytes, self.runs)
+        return known.bytes if found == known.identity else 0
 
     def end(self, manifest: Manifest) -> bytes:
         """Return the manifest member and the end of the tar."""
@@ -69,9 +72,9 @@ class BackupWriter:
         return head + data + backup_archive.padding(len(data)) + backup_archive.END
 
 
-def identity(file: ArchiveFile, length: int) -> str:
+def identity(file: ArchiveFile, length: int, runs: Sequence[int]) -> str:
     """Return the identity of the first ``length`` bytes. Raise OSError or `Damaged`."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(backup_archive.run_of(file.name, runs))
     for offset, size in backup_archive.identity_ranges(file.name, length):
         for chunk in read(Path(file.path), file.offset + offset, size):
             digest.update(chunk)

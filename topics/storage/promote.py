@@ -18,27 +18,34 @@ import time
 from pathlib import Path
 from typing import Final
 
-from topics.storage.backup_restore import build, sync_files
+from topics.storage.backup_restore import BackupDamaged, build, sync_files
 from topics.storage.data_dir import read_meta, write_meta
-from topics.storage.disk import sync_directory
+from topics.storage.disk import Damaged, sync_directory
 from topics.storage.fence import check_promotion, write_fence
 from topics.storage.folders import PARTS
 from topics.storage.standby import BadStandby, Generation, Standby
 
 SEQS_PER_S: Final = 5_000_000  # 3.5 times the highest rate that was measured for one topic
 SLACK_S: Final = 60
+SEQS_MAX: Final = 1 << 50  # 7 years; a wrong clock must not exhaust the seqs (1 << 53)
 _BUILD: Final = ".promoting"
 
 
 def seqs_since(cut_ms: int, now_ms: int) -> int:
     """Return an upper bound for the seqs that a topic has assigned since a cut at ``cut_ms``."""
-    return SEQS_PER_S * (max(0, now_ms - cut_ms) // 1000 + SLACK_S)
+    return min(SEQS_MAX, SEQS_PER_S * (max(0, now_ms - cut_ms) // 1000 + SLACK_S))
 
 
 def promote(
-    standby: Standby, *, as_new: bool, with_damage: bool, fence: Path | None
+    standby: Standby,
+    *,
+    number: int | None = None,
+    as_new: bool,
+    with_damage: bool,
+    fence: Path | None,
 ) -> tuple[Generation | None, list[str]]:
-    """Turn a locked standby into a data directory. Return its generation, and a list of warnings.
+    """Turn a locked standby into a data directory, with the generation ``number`` or the newest
+    one. Return the generation and a list of warnings.
 
     The generation is None if an earlier call was killed after it had renamed ``meta``. Raise
     `BadStandby`, `BackupDamaged`, `Damaged`, `Fenced` or OSError. In these cases the standby can
@@ -48,26 +55,25 @@ def promote(
     if (path / "meta").exists():
         _remove_standby(standby)
         return None, []
-    generation = standby.newest()
+    generation = standby.newest() if number is None else standby.generation(number)
     if generation is None:
         raise BadStandby(f"{path} has no complete generation")
     aside = path / _BUILD
     shutil.rmtree(aside, ignore_errors=True)
-    manifest = standby.unpack(generation, aside, link=True)
-    now_ms = time.time_ns() // 1_000_000
-    # The clocks of both machines may differ, so the earlier time counts.
-    cut_ms = min(generation.created_ms, standby.received_ms(generation))
-    skip = 0 if as_new else seqs_since(cut_ms, now_ms)
-    findings = build(aside, path, manifest, as_new=as_new, with_damage=with_damage, skip=skip)
-    meta = read_meta(aside)
-    assert meta is not None, "a backup has one"
-    promotions = meta.promotions + 1
-    write_meta(aside, meta.shards, promotions)
-    # A promotion by root must leave files that the owner of DIR, a server, can read.
-    sync_files(aside, path.stat())
-    if fence is not None:
-        check_promotion(fence, path, promotions)
-        write_fence(fence, promotions, path)
+    try:
+        findings = _build(standby, generation, aside, as_new=as_new, with_damage=with_damage)
+        meta = read_meta(aside)
+        assert meta is not None, "a backup has one"
+        promotions = meta.promotions + 1
+        write_meta(aside, meta.shards, promotions)
+        # A promotion by root must leave files that the owner of DIR, a server, can read.
+        sync_files(aside, path.stat())
+        if fence is not None:
+            check_promotion(fence, path, promotions)
+            write_fence(fence, promotions, path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     for part in PARTS:
         shutil.rmtree(path / part, ignore_errors=True)
         if (aside / part).exists():
@@ -77,6 +83,26 @@ def promote(
     sync_directory(path)
     _remove_standby(standby)
     return generation, findings
+
+
+def _build(
+    standby: Standby, generation: Generation, aside: Path, *, as_new: bool, with_damage: bool
+) -> list[str]:
+    """Create the data directory in ``aside``. Return the warnings."""
+    manifest = standby.unpack(generation, aside, link=True)
+    skip = 0 if as_new else seqs_since(generation.as_of_ms, time.time_ns() // 1_000_000)
+    try:
+        return build(
+            *(aside, standby.path, manifest), as_new=as_new, with_damage=with_damage, skip=skip
+        )
+    except (BackupDamaged, Damaged):
+        # Linked files are not compared with their hashes, because that would read all data twice.
+        if damaged := standby.damaged(generation):
+            raise BadStandby(
+                f"{len(damaged)} files of generation {generation.number} were altered on this"
+                f" machine, for example {damaged[0]}; promote an older one: {standby.path}@NUMBER"
+            ) from None
+        raise
 
 
 def _remove_standby(standby: Standby) -> None:

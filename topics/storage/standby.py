@@ -22,7 +22,8 @@ import fcntl
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import ge
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -30,14 +31,14 @@ import msgspec
 
 from topics.formats.api.backup_body import KnownFile
 from topics.formats.disk import backup_archive
-from topics.formats.disk.backup_archive import ArchiveFile, BadManifest, Manifest, Member
+from topics.formats.disk.backup_archive import LOG, ArchiveFile, BadManifest, Manifest, Member
+from topics.formats.disk.segment import BadSegment, decode_ends
 from topics.storage.backup_restore import BAD_TAR
 from topics.storage.backup_writer import identity
 from topics.storage.disk import Damaged, replace_file, sync_directory
 
 BLOCK_BYTES: Final = 1 << 20
 KEEP_DEFAULT: Final = 24
-LOG: Final = "wal/"
 
 
 class StandbyInUse(Exception):
@@ -52,6 +53,10 @@ class BadStandby(Exception):
     """The directory is not a standby, or a part of it is damaged or incomplete."""
 
 
+class SourceOlder(Exception):
+    """The server has older data than the copy: it was restored, replaced, or lost its data."""
+
+
 class Origin(msgspec.Struct, frozen=True):
     """The server that a standby copies: its address without user info."""
 
@@ -61,7 +66,9 @@ class Origin(msgspec.Struct, frozen=True):
 class Part(msgspec.Struct, frozen=True):
     """A file of a generation: the first ``bytes`` of ``file``, which is below ``DIR/files``.
 
-    ``path``, ``size`` and ``sha256`` have the same meaning as in `backup_archive.Member`.
+    ``path``, ``size`` and ``sha256`` have the same meaning as in `backup_archive.Member`, but the
+    hash of a segment excludes its delete flags. They are replaced by a restore, and by a promotion
+    in place.
     """
 
     path: str
@@ -81,8 +88,9 @@ class Counters(NamedTuple):
 class Generation(msgspec.Struct, frozen=True):
     """A complete backup.
 
-    ``created_ms`` is the time of its cut at the server. ``received_bytes`` and ``seconds`` describe
-    its transfer. ``counters`` are the counters of the server shortly before the cut, if known.
+    ``created_ms`` is the time of its cut at the server. ``requested_ms``, by the clock of this
+    machine, ``received_bytes`` and ``seconds`` describe its transfer. ``counters`` are the counters
+    of the server shortly before the cut, if known.
     """
 
     number: int
@@ -90,6 +98,8 @@ class Generation(msgspec.Struct, frozen=True):
     version: str
     shards: int
     cuts: list[int]
+    runs: list[int]
+    requested_ms: int
     received_bytes: int
     seconds: float
     counters: Counters | None
@@ -102,15 +112,25 @@ class Generation(msgspec.Struct, frozen=True):
         return Manifest(
             *(backup_archive.FORMAT, self.version, self.shards, self.created_ms, self.cuts),
             members,
+            self.runs,
         )
+
+    @property
+    def as_of_ms(self) -> int:
+        """The time of its cut: the earlier one if the clocks of both machines differ."""
+        return min(self.created_ms, self.requested_ms)
 
 
 class Held(NamedTuple):
-    """The first ``bytes`` of a file below ``DIR/files``. ``sha256`` is empty if it is unknown."""
+    """The first ``bytes`` of a file below ``DIR/files``. ``sha256`` is empty if it is unknown.
+
+    ``runs`` is that of the generation (`backup_archive.run_of`).
+    """
 
     file: str
     bytes: int
     sha256: str
+    runs: Sequence[int] = ()
 
 
 class _Sealed(msgspec.Struct):
@@ -148,8 +168,9 @@ class Standby:
         names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set[str]()
         if found is None and (names - own or self.numbers()):
             raise BadStandby(f"{self.path} is neither empty nor a standby")
-        for folder in (self.files, self.generations):
+        for folder in (self.path, self.files, self.generations):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_directory(self.path.absolute().parent)
         # Written last: a directory without it is not a standby, and `create` can be repeated.
         if found is None:
             replace_file(self.path / "standby.json", msgspec.json.encode(origin))
@@ -165,7 +186,7 @@ class Standby:
         """Become the only process that writes, until `unlock`. Raise `StandbyInUse` or OSError."""
         # Open without truncating, because another process may hold the lock and its number must
         # be readable.
-        file = (self.path / "LOCK").open("a+")
+        file = os.fdopen(os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600), "r+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -201,7 +222,7 @@ class Standby:
         except FileNotFoundError:
             held = ", ".join(map(str, self.numbers())) or "none"
             raise BadStandby(f"{self.path} has no generation {number}; it has: {held}") from None
-        except (OSError, msgspec.MsgspecError) as error:
+        except msgspec.MsgspecError as error:
             raise BadStandby(f"{path}: {error}") from error
 
     def newest(self) -> Generation | None:
@@ -210,7 +231,7 @@ class Standby:
         A damaged manifest costs one generation. The next round replaces it.
         """
         for number in reversed(self.numbers()):
-            with contextlib.suppress(BadStandby):
+            with contextlib.suppress(BadStandby, OSError):
                 return self.generation(number)
         return None
 
@@ -218,17 +239,25 @@ class Standby:
         """Return all generations with an intact manifest, the oldest first."""
         found = []
         for number in self.numbers():
-            with contextlib.suppress(BadStandby):
+            with contextlib.suppress(BadStandby, OSError):
                 found.append(self.generation(number))
+        return found
+
+    def damaged(self, generation: Generation) -> list[str]:
+        """Read all files of a generation. Return the ones that are missing, cut or altered."""
+        found = []
+        for part in generation.parts:
+            self._hashes.pop(part.file, None)
+            try:
+                is_damaged = self._hash(part.file, part.bytes) != part.sha256
+            except FileNotFoundError:
+                is_damaged = True
+            if is_damaged:
+                found.append(part.file)
         return found
 
     def _next_number(self) -> int:
         return max(self.numbers(), default=0) + 1
-
-    def received_ms(self, generation: Generation) -> int:
-        """Return when the transfer of a generation began, by the clock of this machine."""
-        written_s = self._manifest(generation.number).stat().st_mtime
-        return round(1000 * (written_s - generation.seconds))
 
     def _manifest(self, number: int) -> Path:
         return self.generations / f"{number:012d}.json"
@@ -240,7 +269,8 @@ class Standby:
         # The files of the newest generation are known completely, with their hashes.
         newest = self.newest()
         parts = newest.parts if newest else ()
-        found = {part.path: Held(part.file, part.bytes, part.sha256) for part in parts}
+        runs = newest.runs if newest else ()
+        found = {part.path: Held(part.file, part.bytes, part.sha256, runs) for part in parts}
         # Complete files of an interrupted transfer. They are newer than the files of the
         # generation.
         suffix = f".{self._next_number()}"
@@ -253,13 +283,18 @@ class Standby:
         return found
 
     def report(self, known: Mapping[str, Held]) -> list[KnownFile]:
-        """Return the list that the server gets. A file that is missing or cut is omitted."""
+        """Return the list that the server gets. A file that is missing, cut, or an altered log file
+        is omitted, so that the server sends it again.
+        """
         found = []
         for path, held in known.items():
             source = ArchiveFile(path, str(self.files / held.file), 0, held.bytes, held.bytes)
             # The server compares identity and length. It then sends only what differs or is new.
             with contextlib.suppress(FileNotFoundError, Damaged):
-                found.append(KnownFile(path, held.bytes, identity(source, held.bytes)))
+                own = identity(source, held.bytes, held.runs)
+                # A longer log file gets a new hash, which must not include damage.
+                if not path.startswith(LOG) or self._hash(held.file, held.bytes) == held.sha256:
+                    found.append(KnownFile(path, held.bytes, own))
         return found
 
     def receive(
@@ -268,12 +303,15 @@ class Standby:
         known: Mapping[str, Held],
         counters: Counters | None,
         *,
+        requested_ms: int,
+        accepts_older: bool = False,
         stats: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
     ) -> Generation:
         """Store the files of an incremental backup, and then its generation.
 
-        ``data`` is the tar. ``known`` is the result of `known` that was reported. ``stats`` returns
-        the received bytes and the duration in seconds. Raise `BadStandby`, OSError, or the errors
+        ``data`` is the tar. ``known`` is the result of `known` that was reported. ``requested_ms``
+        is the time of the request. ``stats`` returns the received bytes and the duration in
+        seconds. Raise `BadStandby`, `SourceOlder` unless ``accepts_older``, OSError, or the errors
         of ``data``.
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
@@ -291,7 +329,10 @@ class Standby:
                     continue
                 # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
                 path, _, kept = name.partition("@")
-                if not backup_archive.NAME.fullmatch(path) or (kept and path not in known):
+                is_valid = not kept or (
+                    path.startswith(LOG) and path in known and kept == str(known[path].bytes)
+                )
+                if not backup_archive.NAME.fullmatch(path) or not is_valid:
                     raise BadStandby(f"the backup has an unexpected member {name!r}")
                 file = known[path].file if kept else f"{path}.{number}"
                 received[path] = file, self._store(content, file, int(kept or 0))
@@ -300,19 +341,48 @@ class Standby:
         # Without the manifest, the transfer was cut.
         if manifest is None:
             raise BadStandby("the backup has no manifest at its end")
+        if not accepts_older:
+            self._check_age(manifest)
         parts = [self._part(member, known, received) for member in manifest.members]
         # Names must be durable before the manifest that relies on them.
         for folder, _, _ in os.walk(self.files):
             sync_directory(Path(folder))
         size, seconds = stats()
         generation = Generation(
-            *(number, manifest.created_ms, manifest.version, manifest.shards, manifest.cuts),
-            *(size, seconds, counters, parts),
+            number=number,
+            created_ms=manifest.created_ms,
+            version=manifest.version,
+            shards=manifest.shards,
+            cuts=manifest.cuts,
+            runs=manifest.runs,
+            requested_ms=requested_ms,
+            received_bytes=size,
+            seconds=seconds,
+            counters=counters,
+            parts=parts,
         )
         encoded = msgspec.json.encode(generation)
         sealed = _Sealed(msgspec.Raw(encoded), hashlib.sha256(encoded).hexdigest())
         replace_file(self._manifest(number), msgspec.json.encode(sealed))
         return generation
+
+    def _check_age(self, manifest: Manifest) -> None:
+        """Raise `SourceOlder` if a log of the server ends before the newest generation.
+
+        Otherwise the next rounds would replace the last copy of the data by this older data. A
+        crash of the server cannot be the cause, because a log is synced up to its cut.
+        """
+        newest = self.newest()
+        if newest is None:
+            return
+        has_same_shards = manifest.shards == newest.shards
+        if has_same_shards and all(map(ge, manifest.cuts, newest.cuts)):
+            return
+        raise SourceOlder(
+            f"the server has older data than generation {newest.number}, as after a restore or the"
+            " loss of its data; promote the copy, use another directory, or continue with"
+            " --accept-older"
+        )
 
     def _store(self, content: IO[bytes], name: str, offset: int) -> str:
         """Write the received bytes to a file from ``offset`` on, durably. Return their SHA-256.
@@ -360,15 +430,16 @@ class Standby:
         return Part(path, file, size, member.size, digest or self._hash(file, size))
 
     def _hash(self, file: str, size: int) -> str:
-        """Return the SHA-256 of the first bytes of a file."""
+        """Return the SHA-256 of the first bytes of a file, as in `Part`."""
         at, digest = self._hashes.get(file, (0, hashlib.sha256()))
         # A shorter length was requested. The stored hash cannot go back.
         if at > size:
             at, digest = 0, hashlib.sha256()
         with (self.files / file).open("rb") as source:
             source.seek(at)
-            for block in _blocks(source, size - at):
-                digest.update(block)
+            for block, is_hashed in _blocks(source, file, at, size):
+                if is_hashed:
+                    digest.update(block)
         # Only log files get longer. Others are read once.
         if file.startswith(LOG):
             self._hashes[file] = size, digest
@@ -408,18 +479,21 @@ class Standby:
     def unpack(self, generation: Generation, folder: Path, *, link: bool) -> Manifest:
         """Write the files of a generation below ``folder``, or make hard links to them.
 
-        Delete flags are always copied. If the file system does not support hard links, all files
-        are. The hashes of copies are checked. Raise `BadStandby` or OSError.
+        Only segments and blobs get hard links. If the file system does not support hard links, all
+        files are copied. The hashes of copies are checked. Raise `BadStandby` or OSError.
         """
         for part in generation.parts:
+            if not backup_archive.NAME.fullmatch(part.path) or not _is_of(part.path, part.file):
+                raise BadStandby(f"generation {generation.number} has an invalid file {part.file}")
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A hard link shares the bytes. It is cut below if the file is longer than the part.
-            # Delete flags contain no checksum, so that only the hash reveals damage.
-            is_copied = not link or part.path.startswith(backup_archive.FLAGS)
-            if is_copied or not _linked(source, target):
+            # A hard link shares the bytes, also if the promotion fails. Of a segment, only the
+            # delete flags change. Log files and checkpoints may be overwritten.
+            is_linked = link and part.path.startswith(("segment/", "blob/"))
+            if not (is_linked and _linked(source, target)):
                 self._copy(part, source, target)
-            os.truncate(target, part.bytes)
+            if target.stat().st_size != part.bytes:
+                raise BadStandby(f"{source} is cut or was altered")
         return generation.manifest
 
     def _copy(self, part: Part, source: Path, target: Path) -> None:
@@ -427,8 +501,9 @@ class Standby:
         try:
             with source.open("rb") as reader, target.open("xb") as writer:
                 target.chmod(0o600)
-                for block in _blocks(reader, part.bytes):
-                    digest.update(block)
+                for block, is_hashed in _blocks(reader, part.path, 0, part.bytes):
+                    if is_hashed:
+                        digest.update(block)
                     size += writer.write(block)
         except FileNotFoundError as error:
             raise BadStandby(f"{error.filename} is missing") from error
@@ -463,8 +538,27 @@ def _linked(source: Path, target: Path) -> bool:
     return True
 
 
-def _blocks(source: IO[bytes], size: int) -> Iterator[bytes]:
-    """Yield the next ``size`` bytes of a file, or fewer if the file ends before."""
-    while size > 0 and (block := source.read(min(BLOCK_BYTES, size))):
-        size -= len(block)
-        yield block
+def _is_of(path: str, file: str) -> bool:
+    """Return whether ``file`` is the name of a stored file for this path."""
+    name, _, number = file.rpartition(".")
+    return name == path and number.isdigit()
+
+
+def _blocks(source: IO[bytes], name: str, at: int, size: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield the bytes of a file from the current position ``at`` up to ``size``, or to its end if
+    it is shorter, and whether they belong to the hash of a `Part`.
+    """
+    flags = _flags(source, size) if name.startswith("segment/") else range(0)
+    for stop, is_hashed in ((flags.start, True), (flags.stop, False), (size, True)):
+        while at < stop and (block := source.read(min(BLOCK_BYTES, stop - at))):
+            yield block, is_hashed
+            at += len(block)
+
+
+def _flags(source: IO[bytes], size: int) -> range:
+    """Return the offsets of a segment's delete flags, or an empty range if it is damaged."""
+    try:
+        _, trailer, _ = decode_ends(lambda at, length: os.pread(source.fileno(), length, at), size)
+    except BadSegment:
+        return range(0)
+    return range(trailer.flags_at, trailer.flags_at + trailer.record_count)

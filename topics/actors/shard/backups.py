@@ -15,6 +15,7 @@ this.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,6 +93,9 @@ class Backups(Service):
         self._context, self._shard, self._sealing = context, shard, sealing
         # At most one backup at a time, because a pin keeps files that nothing else needs.
         self._backup: _Backup | None = None
+        # A restarted process may have another log, for example after a restore, whose files have
+        # the same names (`backup_archive.identity_ranges`).
+        self._run = secrets.randbits(62)
 
     def register(self, router: MessageRouter) -> None:
         """Register the handlers for all sessions of ``router``."""
@@ -234,7 +238,7 @@ class Backups(Service):
         # Keep the count of losses, too. If changes are undone before the sync, the LSN may name
         # other frames.
         backup.cut = self._context.wal.next_lsn, self._context.commits.rollback_count
-        request.reply(BackupCut(backup.cut[0]))
+        request.reply(BackupCut(backup.cut[0], self._run))
 
     def _files(self, request: FilesCall) -> None:
         backup = self._of(request)

@@ -10,7 +10,8 @@ with those of the member ``flags/...``, or clears them if there is no such membe
 file has its original ``size``, with zeros after the archived bytes.
 
 An incremental backup lacks the bytes that the receiver already has. The receiver reports each of
-its files with its length and *identity* (`identity_ranges`). A file with the same identity is not
+its files with its length and *identity* (`identity_ranges`), which for a log file depends on the
+process of the shard (`run_of`). A file with the same identity is not
 sent. A log file is sent from the reported length on, as the member ``NAME@LENGTH``. In the
 manifest, ``kept`` is the number of bytes of a file that were not sent; the hash covers the others.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,6 +31,7 @@ from topics.formats.disk.versions import unknown
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 FLAGS: Final = "flags"
+LOG: Final = "wal/"
 BLOCK_BYTES: Final = 512
 IDENTITY_BYTES: Final = 4096
 END: Final = bytes(2 * BLOCK_BYTES)
@@ -71,7 +74,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """The content of ``manifest.json``.
 
     ``created_ms`` is the time at which the logs were cut. ``cuts`` is the LSN of each shard's cut.
-    ``members`` lists all members before the manifest, in their order.
+    ``members`` lists all members before the manifest, in their order. ``runs`` contains a random
+    number of each shard's process.
     """
 
     format: int
@@ -80,6 +84,7 @@ class Manifest(msgspec.Struct, frozen=True):
     created_ms: int
     cuts: list[int]
     members: list[Member]
+    runs: list[int] = []
 
 
 class _Sealed(msgspec.Struct):
@@ -117,14 +122,28 @@ def unsealed(data: bytes) -> Manifest:
     return found
 
 
+def run_of(path: str, runs: Sequence[int]) -> bytes:
+    """Return the bytes of a file's identity that precede its content: the number of the process of
+    its shard for a log file, and nothing for others.
+
+    A data directory may be replaced by an older copy, and then get other frames that end with the
+    same bytes. This needs a restart of the shard.
+    """
+    if not path.startswith(LOG):
+        return b""
+    shard = int(path.split("/")[1])
+    return b"%d" % runs[shard] if shard < len(runs) else b""
+
+
 def identity_ranges(path: str, length: int) -> list[tuple[int, int]]:
-    """Return the (offset, length) of the bytes whose SHA-256 is the identity of a file.
+    """Return the (offset, length) of the bytes whose SHA-256, after `run_of`, is the identity of a
+    file.
 
     Delete flags are hashed completely. Of all other files the start and the end are sufficient:
-    their bytes never change, apart from the delete flags within a segment. The header of a log file
-    contains a random number, and its end contains checksums of frames and their times. A blob and a
-    checkpoint begin with a checksum of the complete file. A segment ends with one of its directory,
-    which contains those of its extents.
+    their bytes never change while a shard runs, apart from the delete flags within a segment. The
+    header of a log file contains a random number. A blob and a checkpoint begin with a checksum of
+    the complete file. A segment ends with one of its directory, which contains those of its
+    extents.
     """
     if path.startswith(FLAGS):
         return [(0, length)]

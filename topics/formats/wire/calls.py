@@ -608,9 +608,10 @@ class BackupBegun(NamedTuple):
 
 
 class BackupCut(NamedTuple):
-    """The log up to ``lsn`` belongs to the backup."""
+    """The log up to ``lsn`` belongs to the backup. ``run`` is the random number of the process."""
 
     lsn: int
+    run: int
 
 
 class BackupFiles(NamedTuple):

@@ -135,13 +135,14 @@ class Backup:
         stream = BackupWriter(int(time.time()), self._known or ())
         await self._send_all(request, connection, stream.add(self._flags))
         created_ms = time.time_ns() // 1_000_000
-        cuts, found = await self._cut()
+        cuts, stream.runs, found = await self._cut()
         await self._send_all(request, connection, stream.add([*self._files, *found]))
         # All shards confirm that they still have the files of the backup.
         await self._call_all(BACKUP_END)
         self.abandon()  # a client that has received the last byte may request the next backup
         manifest = Manifest(
-            FORMAT, __version__, self._shards.count, created_ms, cuts, stream.members
+            *(FORMAT, __version__, self._shards.count, created_ms, cuts),
+            *(stream.members, stream.runs),
         )
         await connection.send(*_chunk(stream.end(manifest)), LAST_CHUNK)
 
@@ -170,15 +171,16 @@ class Backup:
 
     # Calls to the shards
 
-    async def _cut(self) -> tuple[list[int], list[ArchiveFile]]:
-        """Return the LSN up to which each log belongs to the backup, and the files of all logs.
+    async def _cut(self) -> tuple[list[int], list[int], list[ArchiveFile]]:
+        """Return the LSN up to which each log belongs to the backup, the run of each shard, and the
+        files of all logs.
 
         Retry up to `CUT_ATTEMPTS_MAX` times. Raise `NotReady`.
         """
         for attempt in range(1, CUT_ATTEMPTS_MAX + 1):
             try:
                 await self._call_all(BACKUP_HOLD)
-                cuts = [cut.lsn for cut in await self._call_all(BACKUP_CUT)]
+                cuts = await self._call_all(BACKUP_CUT)
                 answers = await self._call_all(BACKUP_FILES)
             except NotReady as failure:
                 log.debug("backup cut failed", reason=failure.message)
@@ -188,7 +190,8 @@ class Backup:
                 await trio.sleep(PAUSE_S)
             else:
                 break
-        return cuts, [ArchiveFile._make(row) for answer in answers for row in answer.files]
+        files = [ArchiveFile._make(row) for answer in answers for row in answer.files]
+        return [cut.lsn for cut in cuts], [cut.run for cut in cuts], files
 
     async def _call_all(self, call: Call[BackupParams, R]) -> list[R]:
         """Call all shards and return their results. Raise the first failure."""
