@@ -1,4 +1,4 @@
-"""A front with feeds, as a desk of a shard's loop."""
+"""Harness for the loop of a shard with a session that opens feeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.shard.sealing.sealing_support import FILE_BYTES
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from tests.support.wire import BY_SUBJECT
 from topics.engine.now import Now
 from topics.formats.wire.calls import (
@@ -40,7 +40,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class Front(Desk):
+class Front(ShardHarness):
     """A front with feeds. ``take`` sorts the messages of the shard. No pages are made before
     `turn`, `written` or `synced`.
     """

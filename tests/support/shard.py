@@ -132,7 +132,7 @@ class Log:
         self._done.append(LogProgress(self.written, self.synced_lsn, 0.0, 0.0, error))
 
 
-class Desk:
+class ShardHarness:
     """A session of a front with the actor of a shard. A reply has the number of its request."""
 
     def __init__(

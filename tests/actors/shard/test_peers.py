@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.peers import call_peer, call_until_connected
-from tests.support.shard import LIMITS, Desk
+from tests.support.shard import LIMITS, ShardHarness
 from tests.support.wire import Wire, encode_failure, encode_success
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
@@ -177,19 +177,19 @@ def test_peers_know_the_shard_of_a_topic() -> None:
 
 
 async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_a_front(
-    desk: Desk, nursery: trio.Nursery
+    harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
     got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
-        got.append(await call_peer(desk.loop, 0, APPEND, append_to("a"), records(1, 2)))
+        got.append(await call_peer(harness.loop, 0, APPEND, append_to("a"), records(1, 2)))
 
     nursery.start_soon(append)
     await wait_all_tasks_blocked()
-    assert desk.log.groups, "the append was decided, and waits for the log"
+    assert harness.log.groups, "the append was decided, and waits for the log"
     assert got == []
-    desk.log.sync()
-    desk.advance()
+    harness.log.sync()
+    harness.advance()
     await wait_all_tasks_blocked()
     (reply,) = got
     assert isinstance(reply, Reply)
@@ -197,61 +197,65 @@ async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_
     assert msgspec.json.decode(bytes(reply.body))["seqs"] == [1, 2]
     reply.release()
     assert reply.body == b""
-    assert desk.seqs("a") == [1, 2]
+    assert harness.seqs("a") == [1, 2]
 
 
-async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(desk: Desk) -> None:
-    failure = await call_peer(desk.loop, 0, TOPIC_GET, STATE)
+async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(
+    harness: ShardHarness,
+) -> None:
+    failure = await call_peer(harness.loop, 0, TOPIC_GET, STATE)
     assert isinstance(failure, TopicNotFound)
     assert failure.detail["topic"] == "a"
 
 
-async def test_a_message_to_oneself_is_handled_in_a_later_turn(desk: Desk) -> None:
+async def test_a_message_to_oneself_is_handled_in_a_later_turn(harness: ShardHarness) -> None:
     """This includes messages that a reply handler sends, so that no iteration runs forever."""
     told: list[int] = []
 
     def then(answer: Reply[Any] | TopicsError) -> None:
-        told.append(desk.loop.context.iteration_count - before)
+        told.append(harness.loop.context.iteration_count - before)
         if len(told) < 4:
-            desk.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
+            harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
 
     await wait_all_tasks_blocked()
-    before = desk.loop.context.iteration_count
-    desk.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
-    desk.loop.end_iteration()
+    before = harness.loop.context.iteration_count
+    harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
+    harness.loop.end_iteration()
     await wait_all_tasks_blocked()
     assert told == [2, 4, 6, 8], "a turn for each request, and one for each answer"
 
 
 async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
-    desk: Desk, nursery: trio.Nursery
+    harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
-    desk.make("a")
-    desk.log.immediate = True
+    harness.make("a")
+    harness.log.immediate = True
     body = bytearray(records("as it was"))
 
     def then(_: object) -> None:
         pass
 
-    desk.loop.context.peers.call(0, APPEND, append_to("a"), body, then)
+    harness.loop.context.peers.call(0, APPEND, append_to("a"), body, then)
     body[:] = bytes(len(body))
-    desk.loop.end_iteration()
+    harness.loop.end_iteration()
     await wait_all_tasks_blocked()
-    desk.diff("a")
-    ((_, page),) = desk.bodies()
+    harness.diff("a")
+    ((_, page),) = harness.bodies()
     assert [record["data"] for record in page["records"]] == ["as it was"]
 
 
-async def test_calls_to_oneself_fail_when_the_log_does(desk: Desk, nursery: trio.Nursery) -> None:
+async def test_calls_to_oneself_fail_when_the_log_does(
+    harness: ShardHarness, nursery: trio.Nursery
+) -> None:
     got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
-        got.append(await call_peer(desk.loop, 0, APPEND, append_to("a"), records(1)))
+        got.append(await call_peer(harness.loop, 0, APPEND, append_to("a"), records(1)))
 
     nursery.start_soon(append)
     await wait_all_tasks_blocked()
-    desk.failed(OSError(5, "broken"))
-    desk.loop.deadlines.wake()
+    harness.failed(OSError(5, "broken"))
+    harness.loop.deadlines.wake()
     await wait_all_tasks_blocked()
     (reply,) = got
     assert isinstance(reply, Reply)

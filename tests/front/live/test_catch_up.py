@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Client, Desk, gap, page, records
+from tests.support.live_harness import Client, LiveHarness, gap, page, records
 from topics.formats.api.watch import decode_id
 
 
@@ -35,7 +35,7 @@ def ids(told: bytes) -> list[Any]:
     return [decode_id(id_) for id_ in re.findall(rb"id: (.+)\n", told)]
 
 
-async def opened(front: Desk, head_seq: int = 10) -> Client:
+async def opened(front: LiveHarness, head_seq: int = 10) -> Client:
     """Return a client at 0 that has requested the records up to its feed's ``head_seq``."""
     client = await front.client()
     await front.answer("feed.open", head_seq=head_seq, earliest_seq=1, epoch=1)
@@ -43,7 +43,9 @@ async def opened(front: Desk, head_seq: int = 10) -> Client:
 
 
 @pytest.mark.parametrize(("seq", "told"), [(7, True), (9, False)])
-async def test_only_a_reader_at_the_head_gets_caught_up(front: Desk, seq: int, told: bool) -> None:
+async def test_only_a_reader_at_the_head_gets_caught_up(
+    front: LiveHarness, seq: int, told: bool
+) -> None:
     """A reader past its feed's position gets no `caught-up`, because newer records may exist."""
     client = await front.client()
     await front.answer("feed.open", head_seq=7, earliest_seq=1, epoch=1)
@@ -52,7 +54,9 @@ async def test_only_a_reader_at_the_head_gets_caught_up(front: Desk, seq: int, t
     assert client.stream.readers["t"].is_live
 
 
-async def test_a_tail_above_the_synced_records_gets_caught_up_at_its_position(front: Desk) -> None:
+async def test_a_tail_above_the_synced_records_gets_caught_up_at_its_position(
+    front: LiveHarness,
+) -> None:
     """Records that existed when the stream started are not synced yet."""
     client = await front.client(11)
     await front.answer("feed.open", head_seq=1, earliest_seq=1, epoch=1)
@@ -61,7 +65,7 @@ async def test_a_tail_above_the_synced_records_gets_caught_up_at_its_position(fr
 
 
 async def test_a_reader_of_kept_pages_gets_caught_up_after_the_last_one(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     """Each of these records was the newest one when it arrived."""
     first = await opened(front, head_seq=1)
@@ -80,7 +84,7 @@ async def test_a_reader_of_kept_pages_gets_caught_up_after_the_last_one(
 
 
 async def test_a_gap_above_the_feed_is_reported_once_before_the_records_after_it(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     client = await opened(front)
     asked = await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
@@ -97,7 +101,9 @@ async def test_a_gap_above_the_feed_is_reported_once_before_the_records_after_it
     assert (gaps(told), seqs(told)) == ([], [15, 16, 17])
 
 
-async def test_a_gap_is_reported_once_if_the_feed_advances_during_the_read(front: Desk) -> None:
+async def test_a_gap_is_reported_once_if_the_feed_advances_during_the_read(
+    front: LiveHarness,
+) -> None:
     client = await opened(front)
     await front.page(10, 13, tombstone=gap(11, 12))
     await front.page(13, 16)
@@ -111,7 +117,7 @@ async def test_a_gap_is_reported_once_if_the_feed_advances_during_the_read(front
 
 @pytest.mark.parametrize("seq", [2, 3, 7])
 async def test_an_id_after_a_recreation_resumes_after_the_sent_records(
-    front: Desk, seq: int
+    front: LiveHarness, seq: int
 ) -> None:
     """This also holds if the new topic's head equals the reader's cursor in the old one."""
     client = await front.client(seq, epoch=1)
@@ -138,7 +144,7 @@ async def test_an_id_after_a_recreation_resumes_after_the_sent_records(
     ],
 )
 async def test_a_first_cursor_below_the_earliest_record_is_too_old(
-    front: Desk, reason: str, earliest_seq: int, told: str
+    front: LiveHarness, reason: str, earliest_seq: int, told: str
 ) -> None:
     client = await opened(front)
     lost = gap(1, 12, reason) | {"earliest_seq": earliest_seq}
@@ -149,7 +155,7 @@ async def test_a_first_cursor_below_the_earliest_record_is_too_old(
 
 
 async def test_a_live_reader_of_a_recreated_topic_gets_caught_up_again(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     client = await front.client()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Shards, page, records
+from tests.support.live_harness import Shards, page, records
 from topics.errors import NotReady
 from topics.formats.api.watch import Start, View
 from topics.front.live.catch_up_reads import READING_MAX_BYTES, CatchUpReads

@@ -9,7 +9,15 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.front.live.streams_support import two
-from tests.support.live_desk import Client, Desk, desk, page, press, records, relax
+from tests.support.live_harness import (
+    Client,
+    LiveHarness,
+    live_harness,
+    page,
+    press,
+    records,
+    relax,
+)
 from topics.errors import NotReady
 from topics.front.pressure.governor import COALESCE_S
 
@@ -18,7 +26,9 @@ def reader_is_live(client: Client) -> bool:
     return client.stream.readers["t"].is_live
 
 
-async def test_a_feed_opens_with_its_first_reader_and_closes_with_its_last(front: Desk) -> None:
+async def test_a_feed_opens_with_its_first_reader_and_closes_with_its_last(
+    front: LiveHarness,
+) -> None:
     first, second = await two(front)
     assert front.shards.asked == [], "the second reader opened another feed"
     await front.page(0, 1)
@@ -31,7 +41,7 @@ async def test_a_feed_opens_with_its_first_reader_and_closes_with_its_last(front
 
 
 async def test_each_live_reader_gets_a_page_and_the_shard_is_notified_once(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     clients = await two(front)
     await front.page(0, 2)
@@ -46,7 +56,7 @@ async def test_each_live_reader_gets_a_page_and_the_shard_is_notified_once(
     ids=["the shard waits for nothing", "the shard waits", "more is there"],
 )
 async def test_a_page_without_a_waiting_successor_is_confirmed_later(
-    is_awaited: bool, head_seq: int, is_quiet: bool, front: Desk
+    is_awaited: bool, head_seq: int, is_quiet: bool, front: LiveHarness
 ) -> None:
     await two(front)
     params = {**page(0, 2), "head_seq": head_seq, "is_awaited": is_awaited}
@@ -56,7 +66,7 @@ async def test_a_page_without_a_waiting_successor_is_confirmed_later(
 
 
 async def test_a_reader_below_the_start_of_a_page_reads_the_missing_records(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     client, _ = await two(front)
     front.event(0, "feed.page", {"feed": 1, **page(3, 4)}, records(3, 4))
@@ -69,7 +79,7 @@ async def test_a_reader_below_the_start_of_a_page_reads_the_missing_records(
     assert reader_is_live(client)
 
 
-async def test_readers_of_a_crashed_shard_subscribe_again(front: Desk) -> None:
+async def test_readers_of_a_crashed_shard_subscribe_again(front: LiveHarness) -> None:
     first, second = await two(front)
     front.live.feeds.closed(1)
     assert reader_is_live(first), "the feed belongs to shard 0"
@@ -86,7 +96,7 @@ async def test_readers_of_a_crashed_shard_subscribe_again(front: Desk) -> None:
 
 @pytest.mark.parametrize("error", [None, "internal"])
 async def test_readers_of_an_ended_feed_get_the_deletion_or_subscribe_again(
-    front: Desk, error: str | None
+    front: LiveHarness, error: str | None
 ) -> None:
     client, _ = await two(front)
     front.event(0, "feed.ended", {"feed": 1, "head_seq": 0, "error": error}, b"")
@@ -96,7 +106,7 @@ async def test_readers_of_an_ended_feed_get_the_deletion_or_subscribe_again(
     assert [asked.method for asked in front.shards.asked] == ["feed.open"] * (error is not None)
 
 
-async def test_a_feed_is_open_as_soon_as_its_reply_arrives(front: Desk) -> None:
+async def test_a_feed_is_open_as_soon_as_its_reply_arrives(front: LiveHarness) -> None:
     """Its first page may be the next message of the same batch, and no task runs in between."""
     await front.client()
     front.shards.settle("feed.open", head_seq=5, earliest_seq=1, epoch=9)
@@ -109,7 +119,7 @@ async def test_a_reader_waits_for_a_shard_that_is_not_ready(
     is_back: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
-    async with desk() as front:
+    async with live_harness() as front:
         client = await front.client()
         front.shards.refuse("feed.open", NotReady("the shard is recovering"))
         await wait_all_tasks_blocked()
@@ -133,20 +143,20 @@ TOLD = b'event: error\ndata: {"code":429,"error":"watch throttled under CPU pres
 
 
 @pytest.fixture
-async def pressed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+async def pressed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveHarness]:
     monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
-    async with desk() as front:
+    async with live_harness() as front:
         yield front
 
 
-async def paced_page(front: Desk, from_seq: int, to_seq: int, band: int = 0) -> None:
+async def paced_page(front: LiveHarness, from_seq: int, to_seq: int, band: int = 0) -> None:
     params = {"feed": 1, **page(from_seq, to_seq), "band": band}
     front.event(0, "feed.page", params, records(from_seq, to_seq))
     await wait_all_tasks_blocked()
 
 
 async def test_a_coalesced_page_is_sent_immediately_and_confirmed_late(
-    pressed: Desk, autojump_clock: MockClock
+    pressed: LiveHarness, autojump_clock: MockClock
 ) -> None:
     (client, _) = await two(pressed)
     press(pressed.pressure)
@@ -165,7 +175,7 @@ async def test_a_coalesced_page_is_sent_immediately_and_confirmed_late(
 
 @pytest.mark.parametrize(("band", "pause_s"), [(0, 1.0), (1, 0.75), (3, 0.25), (4, COALESCE_S)])
 async def test_a_page_of_a_low_band_is_confirmed_last(
-    pressed: Desk, autojump_clock: MockClock, band: int, pause_s: float
+    pressed: LiveHarness, autojump_clock: MockClock, band: int, pause_s: float
 ) -> None:
     await two(pressed)
     press(pressed.pressure, pace=1.0)
@@ -177,7 +187,7 @@ async def test_a_page_of_a_low_band_is_confirmed_last(
 
 
 async def test_a_paced_stream_gets_one_notice_in_ten_seconds(
-    pressed: Desk, autojump_clock: MockClock
+    pressed: LiveHarness, autojump_clock: MockClock
 ) -> None:
     clients = await two(pressed)
     press(pressed.pressure, pace=0.5)
@@ -195,7 +205,9 @@ async def test_a_paced_stream_gets_one_notice_in_ten_seconds(
     assert clients[0].stream.ended is False
 
 
-async def test_a_closed_feed_confirms_no_page(pressed: Desk, autojump_clock: MockClock) -> None:
+async def test_a_closed_feed_confirms_no_page(
+    pressed: LiveHarness, autojump_clock: MockClock
+) -> None:
     for client in await two(pressed):
         press(pressed.pressure, pace=1.0)
         await paced_page(pressed, 0, 1)
@@ -205,7 +217,7 @@ async def test_a_closed_feed_confirms_no_page(pressed: Desk, autojump_clock: Moc
 
 
 async def test_a_reader_that_catches_up_waits_between_pages(
-    pressed: Desk, autojump_clock: MockClock
+    pressed: LiveHarness, autojump_clock: MockClock
 ) -> None:
     press(pressed.pressure, pace=1.0)
     client = await pressed.client()

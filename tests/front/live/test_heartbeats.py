@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.support.live_desk import Client, Desk, desk
+from tests.support.live_harness import Client, LiveHarness, live_harness
 from topics.actors.link.tick import TICK_INTERVAL_S
 
 STEP_S = 0.05
@@ -31,11 +31,11 @@ async def test_a_heartbeat_is_sent_at_most_an_interval_after_the_last_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("topics.front.live.streams.time.monotonic", trio.current_time)
-    async with desk() as front:
+    async with live_harness() as front:
         await heartbeats_are_in_time(front, heartbeat_s, offset_s)
 
 
-async def heartbeats_are_in_time(front: Desk, heartbeat_s: float, offset_s: float) -> None:
+async def heartbeats_are_in_time(front: LiveHarness, heartbeat_s: float, offset_s: float) -> None:
     client = await front.client()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     stream = client.stream

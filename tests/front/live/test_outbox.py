@@ -11,7 +11,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import LONG, live, long_page
-from tests.support.live_desk import Client, Desk, gap, page
+from tests.support.live_harness import Client, LiveHarness, gap, page
 from tests.support.sse import Unchunk
 from topics.formats.api.watch import Start, View
 
@@ -27,7 +27,7 @@ def without_collector() -> Iterator[None]:
 
 
 async def test_a_stalled_stream_frees_its_memory_immediately_at_its_end(
-    front: Desk, without_collector: None
+    front: LiveHarness, without_collector: None
 ) -> None:
     size, tasks = 0, len(front.live.nursery.child_tasks)
     for number in range(20):
@@ -48,7 +48,7 @@ async def test_a_stalled_stream_frees_its_memory_immediately_at_its_end(
     assert tracemalloc.get_traced_memory()[0] - size < len(LONG)
 
 
-async def test_the_unsent_part_is_sent_when_the_client_reads(front: Desk) -> None:
+async def test_the_unsent_part_is_sent_when_the_client_reads(front: LiveHarness) -> None:
     client = await live(front)
     await long_page(front)
     await front.page(1, 2)
@@ -58,7 +58,7 @@ async def test_the_unsent_part_is_sent_when_the_client_reads(front: Desk) -> Non
     assert not client.stream.is_stalled
 
 
-async def test_a_slow_shard_delays_only_its_own_topics(front: Desk) -> None:
+async def test_a_slow_shard_delays_only_its_own_topics(front: LiveHarness) -> None:
     front.shards.elsewhere.add("u")
     client = await live(front)
     await client.follow("u")  # on a shard that does not reply
@@ -70,7 +70,7 @@ async def test_a_slow_shard_delays_only_its_own_topics(front: Desk) -> None:
     ]
 
 
-async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: Desk) -> None:
+async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: LiveHarness) -> None:
     """A shard that does not respond delays its own topics, not the pages already received."""
     client = await live(front)
     await client.follow("u")
@@ -81,7 +81,7 @@ async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: Desk) -> No
     assert not client.stream.is_stalled
 
 
-async def test_a_backlog_is_sent_in_the_order_in_which_it_was_written(front: Desk) -> None:
+async def test_a_backlog_is_sent_in_the_order_in_which_it_was_written(front: LiveHarness) -> None:
     client = await live(front)
     await long_page(front)
     for number in range(3):
@@ -92,7 +92,9 @@ async def test_a_backlog_is_sent_in_the_order_in_which_it_was_written(front: Des
     assert told.endswith(b"\n\n: 0\n\n: 1\n\n: 2\n\n: " + LONG + b"\n\n: last\n\n")
 
 
-async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: Desk) -> None:
+async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(
+    front: LiveHarness,
+) -> None:
     """Only the rest of one frame is stored for a stalled client."""
     client = await live(front)
     await client.follow("u")
@@ -108,7 +110,7 @@ async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: 
 
 
 async def test_a_recreation_is_reported_even_if_its_page_arrives_during_a_stall(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     client = await live(front)
     client.session.cursors["u"] = 5, 1
@@ -126,7 +128,7 @@ async def test_a_recreation_is_reported_even_if_its_page_arrives_during_a_stall(
     assert client.session.cursors["u"] == (9, 2)
 
 
-async def chunked(front: Desk) -> Client:
+async def chunked(front: LiveHarness) -> Client:
     """Return a client like `live`, with a chunked stream."""
     client = await front.client(is_chunked=True)
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
@@ -134,7 +136,7 @@ async def chunked(front: Desk) -> Client:
     return client
 
 
-async def test_a_stalled_chunked_stream_sends_complete_chunks(front: Desk) -> None:
+async def test_a_stalled_chunked_stream_sends_complete_chunks(front: LiveHarness) -> None:
     """Waiting data and the end of the body are framed like data that is sent immediately."""
     client = await chunked(front)
     await long_page(front)
@@ -150,7 +152,9 @@ async def test_a_stalled_chunked_stream_sends_complete_chunks(front: Desk) -> No
     assert body.ended
 
 
-async def test_a_chunked_stream_that_ends_during_a_stall_sends_the_last_chunk(front: Desk) -> None:
+async def test_a_chunked_stream_that_ends_during_a_stall_sends_the_last_chunk(
+    front: LiveHarness,
+) -> None:
     client = await chunked(front)
     while not client.stream.is_stalled:
         client.stream.outbox.write(b": %b\n\n" % (b"x" * 1000))
@@ -162,7 +166,7 @@ async def test_a_chunked_stream_that_ends_during_a_stall_sends_the_last_chunk(fr
     assert body.ended
 
 
-async def test_a_short_event_is_framed_once_for_all_chunked_streams(front: Desk) -> None:
+async def test_a_short_event_is_framed_once_for_all_chunked_streams(front: LiveHarness) -> None:
     first, second = await chunked(front), await front.client(is_chunked=True)
     assert second.hear()
     await front.page(0, 1)

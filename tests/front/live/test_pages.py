@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.live_desk import page
+from tests.support.live_harness import page
 from topics.formats.wire.calls import FeedReadResult
 from topics.front.live import pages
 from topics.front.live.pages import FeedPage, FeedPages, PageCache

@@ -8,7 +8,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.conftest import Logged
-from tests.support.live_desk import Desk, press
+from tests.support.live_harness import LiveHarness, press
 from topics.errors import Internal, InvalidRequest
 from topics.formats.api.watch import Start, View, WatchRequest
 from topics.front.live.web_socket_stream import refusal
@@ -19,7 +19,7 @@ from topics.front.live.web_socket_stream import refusal
     [(408, "throttled", 1008), (500, "internal", 1011), (503, "shutting_down", 1001)],
 )
 async def test_a_websocket_gets_the_error_and_a_close_code(
-    front: Desk, code: int, name: str, close_code: int
+    front: LiveHarness, code: int, name: str, close_code: int
 ) -> None:
     client = front.socket()
     client.stream.fail(code, "why")
@@ -33,7 +33,7 @@ def asked(**starts: Start) -> WatchRequest:
     return WatchRequest(starts, View(), 15_000)
 
 
-async def test_topics_of_repeated_subscriptions_count_once(front: Desk) -> None:
+async def test_topics_of_repeated_subscriptions_count_once(front: LiveHarness) -> None:
     front.shards.heads = dict.fromkeys("tuv", (0, 1, 1))
     client = front.socket()
     stream = client.stream
@@ -46,7 +46,7 @@ async def test_topics_of_repeated_subscriptions_count_once(front: Desk) -> None:
     assert stream.readers.keys() == {"t", "v"}
 
 
-async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: Desk) -> None:
+async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: LiveHarness) -> None:
     front.shards.heads = {"t": (0, 1, 1)}
     client = front.socket()
     stream = client.stream

@@ -13,10 +13,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.live_desk import (
+from tests.support.live_harness import (
     SEND_BYTES,
-    Desk,
     Listener,
+    LiveHarness,
     Socket,
     make_heartbeat_due,
     press,
@@ -49,7 +49,7 @@ def event(seq: int, data: bytes = b"1") -> bytes:
     return b"id: %d\nevent: job\ndata: %b\n\n" % (seq, member)
 
 
-async def jobs(front: Desk, *seqs: int, work: int = 1, data: bytes = b"1") -> None:
+async def jobs(front: LiveHarness, *seqs: int, work: int = 1, data: bytes = b"1") -> None:
     """Deliver jobs from the shard, and wait until they are handled."""
     made = [job(seq, data) for seq in seqs]
     params = {"work": work, "seqs": seqs, "lengths": [len(one) for one in made]}
@@ -58,7 +58,7 @@ async def jobs(front: Desk, *seqs: int, work: int = 1, data: bytes = b"1") -> No
 
 
 def ask(
-    front: Desk, principal: Principal = ANYONE, scope: trio.CancelScope | None = None
+    front: LiveHarness, principal: Principal = ANYONE, scope: trio.CancelScope | None = None
 ) -> list[WorkSubscription | TopicsError]:
     """Request work in a task. The returned list receives the outcome."""
     outcomes: list[WorkSubscription | TopicsError] = []
@@ -78,7 +78,7 @@ def ask(
     return outcomes
 
 
-async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription:
+async def opened(front: LiveHarness, principal: Principal = ANYONE) -> WorkSubscription:
     """Return a subscription that the shard has opened."""
     outcomes = ask(front, principal)
     await wait_all_tasks_blocked()
@@ -91,7 +91,7 @@ async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription
 class JobReceiver(Listener):
     """A running stream of a subscription, and the other end of its socket."""
 
-    def __init__(self, front: Desk, subscription: WorkSubscription) -> None:
+    def __init__(self, front: LiveHarness, subscription: WorkSubscription) -> None:
         ours, self.sock = socket_pair()
         for end in (ours, self.sock):
             front.exits.enter_context(end)
@@ -107,7 +107,7 @@ class JobReceiver(Listener):
             self.sock.close()
 
 
-async def worker(front: Desk) -> JobReceiver:
+async def worker(front: LiveHarness) -> JobReceiver:
     """Return a worker that has received the start of its stream."""
     made = JobReceiver(front, await opened(front))
     await wait_all_tasks_blocked()
@@ -119,7 +119,9 @@ TAKEN, CLOSED = ("work.taken", {"work": 1}), ("work.close", {"work": 1, "pages":
 LONG = b'"%b"' % (b"x" * 40 * SEND_BYTES)
 
 
-async def test_jobs_are_confirmed_after_the_socket_has_accepted_all_of_them(front: Desk) -> None:
+async def test_jobs_are_confirmed_after_the_socket_has_accepted_all_of_them(
+    front: LiveHarness,
+) -> None:
     client = await worker(front)
     await jobs(front, 1, data=LONG)
     assert front.shards.told == []
@@ -128,7 +130,7 @@ async def test_jobs_are_confirmed_after_the_socket_has_accepted_all_of_them(fron
 
 
 async def test_jobs_after_a_stalled_heartbeat_are_confirmed_once_they_are_sent(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     client = await worker(front)
     client.stream.outbox.write(LONG)
@@ -143,7 +145,7 @@ async def test_jobs_after_a_stalled_heartbeat_are_confirmed_once_they_are_sent(
 
 
 async def test_a_heartbeat_is_sent_only_without_other_data(
-    front: Desk, autojump_clock: trio.testing.MockClock
+    front: LiveHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
     await trio.sleep(TICK_INTERVAL_S * 1.5)
@@ -159,7 +161,9 @@ async def test_a_heartbeat_is_sent_only_without_other_data(
 
 
 @pytest.mark.parametrize("way", ["closes", "closes its side", "resets"])
-async def test_the_leases_of_a_disconnected_client_are_released(front: Desk, way: str) -> None:
+async def test_the_leases_of_a_disconnected_client_are_released(
+    front: LiveHarness, way: str
+) -> None:
     client = await worker(front)
     if way == "resets":
         client.stream.sock.shutdown(2)  # the next write fails
@@ -172,7 +176,7 @@ async def test_the_leases_of_a_disconnected_client_are_released(front: Desk, way
 
 
 async def test_a_stalled_client_is_disconnected_and_loses_its_leases(
-    front: Desk, autojump_clock: trio.testing.MockClock
+    front: LiveHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
     await jobs(front, 1, data=LONG)
@@ -185,7 +189,7 @@ async def test_a_stalled_client_is_disconnected_and_loses_its_leases(
     ("error", "code"), [("not_a_queue", 409), ("topic_not_found", 404), ("internal", 500)]
 )
 async def test_a_stream_that_its_shard_ends_gets_the_reason(
-    front: Desk, error: str, code: int
+    front: LiveHarness, error: str, code: int
 ) -> None:
     client = await worker(front)
     front.event(0, "work.ended", {"work": 1, "error": error, "message": "it was"}, b"")
@@ -195,7 +199,7 @@ async def test_a_stream_that_its_shard_ends_gets_the_reason(
     assert front.shards.told == [], "the shard releases the leases itself"
 
 
-async def test_the_drain_ends_a_stream_and_releases_its_leases(front: Desk) -> None:
+async def test_the_drain_ends_a_stream_and_releases_its_leases(front: LiveHarness) -> None:
     client = await worker(front)
     front.live.drain()
     await wait_all_tasks_blocked()
@@ -206,13 +210,13 @@ async def test_the_drain_ends_a_stream_and_releases_its_leases(front: Desk) -> N
 # Subscriptions
 
 
-def slots_used(front: Desk) -> int:
+def slots_used(front: LiveHarness) -> int:
     return front.live.slots.streams.used
 
 
 @pytest.mark.parametrize("failure", [TopicNotFound("jobs"), NotAQueue("jobs"), NotReady("down")])
 async def test_a_refusal_of_the_shard_is_returned_and_leaves_no_state(
-    front: Desk, failure: TopicsError
+    front: LiveHarness, failure: TopicsError
 ) -> None:
     """A close is sent, because a stalled shard may still open the stream when it resumes."""
     outcomes = ask(front)
@@ -225,7 +229,7 @@ async def test_a_refusal_of_the_shard_is_returned_and_leaves_no_state(
 
 
 async def test_the_shard_is_notified_if_the_client_disconnects_during_the_call(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     scope = trio.CancelScope()
     ask(front, scope=scope)
@@ -238,7 +242,7 @@ async def test_the_shard_is_notified_if_the_client_disconnects_during_the_call(
     assert front.shards.told == [CLOSED]
 
 
-async def test_jobs_that_arrive_before_the_client_is_ready_are_kept(front: Desk) -> None:
+async def test_jobs_that_arrive_before_the_client_is_ready_are_kept(front: LiveHarness) -> None:
     subscription = await opened(front)
     await jobs(front, 1, 2)
     assert front.shards.told == []
@@ -249,7 +253,7 @@ async def test_jobs_that_arrive_before_the_client_is_ready_are_kept(front: Desk)
 
 
 async def test_an_end_before_the_client_is_ready_is_sent_after_the_jobs(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     subscription = await opened(front)
     await jobs(front, 1)
@@ -270,7 +274,7 @@ async def test_an_end_before_the_client_is_ready_is_sent_after_the_jobs(
     ],
 )
 async def test_a_slot_is_acquired_before_the_shard_leases_jobs(
-    front: Desk, settings: Settings, limit: str
+    front: LiveHarness, settings: Settings, limit: str
 ) -> None:
     front.live.slots = make_slots(settings, 100)
     front.live.work = WorkSubscriptions(
@@ -294,7 +298,7 @@ async def test_a_slot_is_acquired_before_the_shard_leases_jobs(
 
 
 async def test_under_pressure_jobs_are_confirmed_late_and_the_client_gets_a_notice(
-    front: Desk, autojump_clock: MockClock
+    front: LiveHarness, autojump_clock: MockClock
 ) -> None:
     client = await worker(front)
     press(front.pressure, pace=1.0)
@@ -313,7 +317,7 @@ async def test_under_pressure_jobs_are_confirmed_late_and_the_client_gets_a_noti
 
 
 async def test_jobs_of_a_disconnected_client_are_not_confirmed_late(
-    front: Desk, autojump_clock: MockClock
+    front: LiveHarness, autojump_clock: MockClock
 ) -> None:
     client = await worker(front)
     press(front.pressure, pace=1.0)

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.queue_desk import QueueDesk, seqs_of
+from tests.support.queue_harness import QueueHarness, seqs_of
 from topics.formats.api.limits import CLAIM_BYTES_MAX
 from topics.storage.wal.log_file import NoSpace
 
@@ -22,7 +22,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 @pytest.mark.slow
 async def test_a_claim_response_contains_at_most_about_32_mib_of_jobs(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     """No time passes, because appends would wait for the log to reserve later timestamps."""
     workers.queue()
@@ -39,7 +39,7 @@ async def test_a_claim_response_contains_at_most_about_32_mib_of_jobs(
 
 
 async def test_a_waiting_claim_ends_without_jobs_after_its_wait_time(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue()
     claim = workers.claim(wait_ms=1000)
@@ -54,7 +54,7 @@ async def test_a_waiting_claim_ends_without_jobs_after_its_wait_time(
     assert workers.claimed() == []
 
 
-async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> None:
+async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueHarness) -> None:
     workers.queue()
     claim = workers.claim(wait_ms=30_000)
     workers.turn()
@@ -67,7 +67,7 @@ async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> No
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueDesk) -> None:
+async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueHarness) -> None:
     put = workers.put("q", type="queue", durability="ephemeral")
     claim = workers.claim(wait_ms=30_000)
     workers.turn()
@@ -80,7 +80,9 @@ async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueDe
 # Leases whose response was not delivered
 
 
-async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(workers: QueueDesk) -> None:
+async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(
+    workers: QueueHarness,
+) -> None:
     workers.queue()
     claim, other = workers.claim(wait_ms=30_000), workers.claim(wait_ms=30_000)
     workers.turn()
@@ -92,7 +94,7 @@ async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(workers: Q
 
 @pytest.mark.parametrize("wait_ms", [0, 30_000])
 async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
-    workers: QueueDesk, wait_ms: int
+    workers: QueueHarness, wait_ms: int
 ) -> None:
     workers.queue()
     if not wait_ms:
@@ -111,7 +113,7 @@ async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
 
 
 async def test_only_unchanged_leases_are_taken_back(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(lease_ms=500)
     workers.claim(wait_ms=30_000, max=3)
@@ -130,7 +132,7 @@ async def test_only_unchanged_leases_are_taken_back(
 
 @pytest.mark.parametrize("config", [{}, {"type": "queue"}, None])
 async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
-    workers: QueueDesk, config: dict[str, str] | None
+    workers: QueueHarness, config: dict[str, str] | None
 ) -> None:
     workers.queue(jobs=1)
     workers.claim()
@@ -147,7 +149,7 @@ async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
     assert workers.answer()["status"] == ("topic_not_found" if config is None else 200)
 
 
-async def test_durable_leases_are_taken_back_durably(workers: QueueDesk) -> None:
+async def test_durable_leases_are_taken_back_durably(workers: QueueHarness) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
@@ -161,7 +163,7 @@ async def test_durable_leases_are_taken_back_durably(workers: QueueDesk) -> None
     assert len(workers.log.groups) == tried + 1
 
 
-async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: QueueDesk) -> None:
+async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: QueueHarness) -> None:
     workers.queue()
     workers.claim(wait_ms=30_000)
     workers.turn()
@@ -175,7 +177,9 @@ async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: Queue
 # Durable leases
 
 
-async def test_durable_leases_are_returned_when_the_log_has_synced_them(workers: QueueDesk) -> None:
+async def test_durable_leases_are_returned_when_the_log_has_synced_them(
+    workers: QueueHarness,
+) -> None:
     workers.queue(durability="fsync", leases_durable=True)
     workers.append("q", 1)
     workers.synced()
@@ -188,7 +192,7 @@ async def test_durable_leases_are_returned_when_the_log_has_synced_them(workers:
 
 
 async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
@@ -207,7 +211,7 @@ async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
 
 
 async def test_a_claim_that_is_cancelled_during_its_log_write_releases_its_jobs(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
@@ -224,7 +228,7 @@ async def test_a_claim_that_is_cancelled_during_its_log_write_releases_its_jobs(
 
 
 async def test_a_claim_whose_wait_ends_during_its_log_write_still_receives_its_jobs(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     claim = workers.claim(wait_ms=1000)
@@ -240,7 +244,7 @@ async def test_a_claim_whose_wait_ends_during_its_log_write_still_receives_its_j
 
 @pytest.mark.parametrize("is_durable", [False, True])
 async def test_only_durable_leases_are_rejected_while_the_log_is_short_of_space(
-    workers: QueueDesk, is_durable: bool
+    workers: QueueHarness, is_durable: bool
 ) -> None:
     workers.queue(durability="disk", leases_durable=is_durable)
     workers.append("q", 1)
@@ -253,7 +257,7 @@ async def test_only_durable_leases_are_rejected_while_the_log_is_short_of_space(
 
 
 async def test_a_shard_that_cannot_write_rejects_claims_and_ends_waits(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue()
     waiting = workers.claim(wait_ms=30_000)
@@ -268,7 +272,7 @@ async def test_a_shard_that_cannot_write_rejects_claims_and_ends_waits(
 
 
 async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=1)
     workers.loop.context.held.hold("q")
@@ -281,7 +285,7 @@ async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
 
 
 async def test_a_cancelled_claim_of_a_held_queue_leases_no_job(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue()
     workers.loop.context.held.hold("q")

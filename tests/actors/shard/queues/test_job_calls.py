@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support.queue_desk import QueueDesk
+from tests.support.queue_harness import QueueHarness
 from topics.formats.disk.frames import FrameKind
 from topics.storage.wal.log_file import NoSpace
 
@@ -16,7 +16,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.fixture
-def held(workers: QueueDesk) -> QueueDesk:
+def held(workers: QueueHarness) -> QueueHarness:
     """Three jobs, of which ``w`` holds the first two."""
     workers.queue(jobs=3)
     workers.claim(max=2)
@@ -24,7 +24,7 @@ def held(workers: QueueDesk) -> QueueDesk:
     return workers
 
 
-def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
+def claim_of_disk(workers: QueueHarness, **config: object) -> list[str]:
     """Lease both jobs of a queue in the log and return their lease ids."""
     workers.queue(**{"durability": "disk", **config})  # type: ignore[arg-type]
     workers.append("q", 1, 2)
@@ -41,7 +41,7 @@ def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
 
 @pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
 async def test_an_ack_gets_its_reply_when_it_is_as_durable_as_its_class(
-    workers: QueueDesk, durability: str, commit: str
+    workers: QueueHarness, durability: str, commit: str
 ) -> None:
     claim_of_disk(workers, durability=durability)
     workers.ack(1)
@@ -57,7 +57,7 @@ async def test_an_ack_gets_its_reply_when_it_is_as_durable_as_its_class(
 
 
 async def test_the_acks_of_an_iteration_share_one_frame_and_get_separate_replies(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     claim_of_disk(workers)
     before = len(workers.log.frames)
@@ -73,7 +73,7 @@ async def test_the_acks_of_an_iteration_share_one_frame_and_get_separate_replies
 
 
 async def test_acks_that_the_log_lost_together_are_rejected_and_their_jobs_stay_leased(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     claim_of_disk(workers)
     acks = [workers.ack(1), workers.ack(2)]
@@ -83,7 +83,7 @@ async def test_acks_that_the_log_lost_together_are_rejected_and_their_jobs_stay_
     assert workers.answer()["queue"]["in_flight"] == 2
 
 
-async def test_acks_are_decided_before_later_calls(workers: QueueDesk) -> None:
+async def test_acks_are_decided_before_later_calls(workers: QueueHarness) -> None:
     claim_of_disk(workers)
     ack, nack = workers.ack(1), workers.nack(1, 2)
     workers.turn()
@@ -92,7 +92,7 @@ async def test_acks_are_decided_before_later_calls(workers: QueueDesk) -> None:
     assert [(told["cid"], told["acked"]) for told in workers.told()] == [(ack, 1)]
 
 
-async def test_a_pending_ack_counts_as_in_flight(workers: QueueDesk) -> None:
+async def test_a_pending_ack_counts_as_in_flight(workers: QueueHarness) -> None:
     claim_of_disk(workers)
     workers.ack(1)
     workers.state()
@@ -105,7 +105,7 @@ async def test_a_pending_ack_counts_as_in_flight(workers: QueueDesk) -> None:
 
 
 async def test_an_ack_that_found_no_space_together_with_an_append_is_retried_alone(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     claim_of_disk(workers)
     ack, lost = workers.ack(1), workers.append("q", "lost")
@@ -122,7 +122,7 @@ async def test_an_ack_that_found_no_space_together_with_an_append_is_retried_alo
 
 @pytest.mark.parametrize("call", ["nack", "extend"])
 async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_frame(
-    workers: QueueDesk, call: str
+    workers: QueueHarness, call: str
 ) -> None:
     claim_of_disk(workers, leases_durable=True)
     number = getattr(workers, call)(1, lease_ms=1000)
@@ -137,7 +137,7 @@ async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_fram
 
 @pytest.mark.parametrize("call", ["ack", "nack", "extend"])
 async def test_a_held_queue_is_not_changed_before_it_is_released(
-    held: QueueDesk, call: str
+    held: QueueHarness, call: str
 ) -> None:
     held.loop.context.held.hold("q")
     number = getattr(held, call)(1, lease_ms=1000)

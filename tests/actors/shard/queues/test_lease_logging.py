@@ -8,7 +8,7 @@ import os
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.queue_desk import QueueDesk
+from tests.support.queue_harness import QueueHarness
 from topics.actors.shard.queues import lease_logging
 from topics.formats.disk.frames import FrameKind
 from topics.storage.wal.log_file import NoSpace
@@ -17,7 +17,7 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.fixture
-def held(workers: QueueDesk, monkeypatch: pytest.MonkeyPatch) -> QueueDesk:
+def held(workers: QueueHarness, monkeypatch: pytest.MonkeyPatch) -> QueueHarness:
     """Five leased jobs, and slices of two."""
     monkeypatch.setattr(lease_logging, "SLICE_JOBS", 2)
     workers.queue(durability="fsync")
@@ -29,16 +29,16 @@ def held(workers: QueueDesk, monkeypatch: pytest.MonkeyPatch) -> QueueDesk:
     return workers
 
 
-def lease_frames(workers: QueueDesk) -> int:
+def lease_frames(workers: QueueHarness) -> int:
     return sum(frame.kind is FrameKind.LEASE for frame in workers.log.frames.values())
 
 
-async def turn_over(workers: QueueDesk) -> None:
+async def turn_over(workers: QueueHarness) -> None:
     await wait_all_tasks_blocked()
     workers.turn()
 
 
-async def test_the_reply_waits_for_every_slice(held: QueueDesk) -> None:
+async def test_the_reply_waits_for_every_slice(held: QueueHarness) -> None:
     held.put("q", leases_durable=True)
     held.synced()
     for count in (1, 2, 3):
@@ -53,7 +53,7 @@ async def test_the_reply_waits_for_every_slice(held: QueueDesk) -> None:
     assert lease_frames(held) == 3
 
 
-async def test_a_second_put_writes_all_slices_again(held: QueueDesk) -> None:
+async def test_a_second_put_writes_all_slices_again(held: QueueHarness) -> None:
     held.put("q", leases_durable=True)
     held.synced()
     await turn_over(held)
@@ -68,7 +68,7 @@ async def test_a_second_put_writes_all_slices_again(held: QueueDesk) -> None:
 
 
 async def test_a_rejected_slice_rejects_the_put_and_is_written_by_the_next_put(
-    held: QueueDesk,
+    held: QueueHarness,
 ) -> None:
     held.put("q", leases_durable=True)
     held.synced()
@@ -84,7 +84,9 @@ async def test_a_rejected_slice_rejects_the_put_and_is_written_by_the_next_put(
     assert [each["status"] for each in answers] == [200]
 
 
-async def test_a_put_that_is_reverted_in_the_meantime_still_gets_its_reply(held: QueueDesk) -> None:
+async def test_a_put_that_is_reverted_in_the_meantime_still_gets_its_reply(
+    held: QueueHarness,
+) -> None:
     held.put("q", leases_durable=True)
     held.synced()
     held.put("q", leases_durable=False)

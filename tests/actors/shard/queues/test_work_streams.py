@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.queue_desk import TS_0, QueueDesk
+from tests.support.queue_harness import TS_0, QueueHarness
 from topics.engine.changes import lease_jobs
 from topics.formats.disk.frame_bodies import LeaseOp
 from topics.formats.disk.frames import FrameKind
@@ -26,7 +26,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(jobs=3)
     number = workers.open(2, lease_ms=700)
@@ -39,7 +39,7 @@ async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
     assert page["jobs"][0]["lease_id"].startswith("lease_")
 
 
-async def test_only_one_page_of_a_stream_is_in_flight(workers: QueueDesk) -> None:
+async def test_only_one_page_of_a_stream_is_in_flight(workers: QueueHarness) -> None:
     workers.queue()
     workers.open(5)
     workers.jobs(1)
@@ -54,7 +54,7 @@ async def test_only_one_page_of_a_stream_is_in_flight(workers: QueueDesk) -> Non
 
 @pytest.mark.parametrize("how", ["ack", "nack", "delete"])
 async def test_a_full_stream_is_refilled_when_it_holds_fewer_jobs(
-    workers: QueueDesk, how: str
+    workers: QueueHarness, how: str
 ) -> None:
     workers.queue(jobs=3)
     workers.open(1)
@@ -71,7 +71,7 @@ async def test_a_full_stream_is_refilled_when_it_holds_fewer_jobs(
 
 
 async def test_a_full_stream_is_refilled_when_a_lease_ends(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(lease_ms=1000, jobs=1)
     workers.open(1)
@@ -85,7 +85,7 @@ async def test_a_full_stream_is_refilled_when_a_lease_ends(
 
 
 async def test_a_job_acked_before_its_page_is_taken_causes_no_second_page(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=2)
     workers.open(1)
@@ -96,7 +96,7 @@ async def test_a_job_acked_before_its_page_is_taken_causes_no_second_page(
     assert workers.pages() == [(1, [2])]
 
 
-async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueDesk) -> None:
+async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueHarness) -> None:
     workers.queue()
     for length in [100_000] * 20 + [1_000_000] * 3:
         workers.append("q", "x" * length)
@@ -113,7 +113,9 @@ async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueDesk) 
 # Streams and claims together
 
 
-async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(workers: QueueDesk) -> None:
+async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(
+    workers: QueueHarness,
+) -> None:
     workers.queue()
     workers.open(1, work=1)
     claim = workers.claim(wait_ms=30_000, node="w")
@@ -138,7 +140,7 @@ async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(workers:
 
 
 async def test_closing_a_stream_releases_only_the_jobs_that_it_holds(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=3)
     workers.claim(node="s")
@@ -154,7 +156,7 @@ async def test_closing_a_stream_releases_only_the_jobs_that_it_holds(
 
 @pytest.mark.parametrize(("pages", "deliveries"), [(0, [1, 1, 1]), (1, [2, 2, 1]), (2, [2, 2, 2])])
 async def test_a_page_that_was_not_shown_to_the_client_counts_no_delivery(
-    workers: QueueDesk, pages: int, deliveries: list[int]
+    workers: QueueHarness, pages: int, deliveries: list[int]
 ) -> None:
     workers.queue(jobs=2)
     workers.open(3)
@@ -172,7 +174,9 @@ async def test_a_page_that_was_not_shown_to_the_client_counts_no_delivery(
     assert [job["deliveries"] for job in workers.answer()["claimed"]] == deliveries
 
 
-async def test_the_jobs_of_a_closed_stream_go_to_the_waiting_claimers(workers: QueueDesk) -> None:
+async def test_the_jobs_of_a_closed_stream_go_to_the_waiting_claimers(
+    workers: QueueHarness,
+) -> None:
     workers.queue(jobs=1)
     workers.open(1, work=1)
     workers.open(1, work=2)
@@ -181,7 +185,7 @@ async def test_the_jobs_of_a_closed_stream_go_to_the_waiting_claimers(workers: Q
     assert workers.pages() == [(2, [1])]
 
 
-async def test_the_end_of_a_session_ends_its_streams(workers: QueueDesk) -> None:
+async def test_the_end_of_a_session_ends_its_streams(workers: QueueHarness) -> None:
     workers.queue(jobs=2)
     workers.open(1, work=1)
     workers.open(1, work=2)
@@ -192,7 +196,7 @@ async def test_the_end_of_a_session_ends_its_streams(workers: QueueDesk) -> None
     assert workers.claimed() == [(claim, [1, 2])]
 
 
-async def test_a_stream_whose_front_accepts_no_message_is_released(workers: QueueDesk) -> None:
+async def test_a_stream_whose_front_accepts_no_message_is_released(workers: QueueHarness) -> None:
     workers.queue()
     workers.open(1)
     workers.turn()
@@ -205,7 +209,7 @@ async def test_a_stream_whose_front_accepts_no_message_is_released(workers: Queu
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueDesk) -> None:
+async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueHarness) -> None:
     workers.queue()
     workers.queue("other")
     workers.jobs(1)
@@ -222,7 +226,7 @@ async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueDesk
 
 @pytest.mark.parametrize("kind", [None, "log", "queue"])
 async def test_a_deleted_queue_ends_its_streams_even_if_it_is_recreated(
-    workers: QueueDesk, kind: str | None
+    workers: QueueHarness, kind: str | None
 ) -> None:
     workers.queue(jobs=1)
     workers.open(1, work=1)
@@ -245,7 +249,7 @@ async def test_a_deleted_queue_ends_its_streams_even_if_it_is_recreated(
 
 
 async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=1)
     workers.open(1)
@@ -261,7 +265,7 @@ async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
 
 
 async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
-    workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
+    workers: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.queue(jobs=1)
     workers.open(2)
@@ -280,7 +284,7 @@ async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueDesk) -> None:
+async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueHarness) -> None:
     workers.queue()
     workers.make("log", durability="ephemeral")
     told = {
@@ -299,7 +303,7 @@ async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueD
 
 
 async def test_jobs_with_durable_leases_are_sent_when_the_log_has_them(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
@@ -311,7 +315,7 @@ async def test_jobs_with_durable_leases_are_sent_when_the_log_has_them(
 
 
 async def test_leases_that_the_log_has_lost_are_retried_after_a_pause(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
@@ -329,7 +333,7 @@ async def test_leases_that_the_log_has_lost_are_retried_after_a_pause(
 
 
 async def test_a_stream_that_closes_before_its_leases_are_logged_releases_them(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
@@ -349,7 +353,7 @@ async def test_a_stream_that_closes_before_its_leases_are_logged_releases_them(
 
 
 async def test_the_release_for_a_disconnected_front_is_logged_without_another_message(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
@@ -365,7 +369,7 @@ async def test_the_release_for_a_disconnected_front_is_logged_without_another_me
 
 
 async def test_a_shard_that_temporarily_cannot_write_keeps_its_streams(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(jobs=1)
     workers.claim(lease_ms=500)
@@ -383,7 +387,7 @@ async def test_a_shard_that_temporarily_cannot_write_keeps_its_streams(
 
 
 async def test_a_stream_that_holds_too_many_jobs_after_a_lost_ack_does_not_block_others(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk")
     workers.append("q", 1, 2, 3)

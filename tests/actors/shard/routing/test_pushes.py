@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.engine.routing.test_graph import router
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.peers import PEER_UNAVAILABLE
 from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing.pushes import Pushes, row_of
@@ -63,19 +63,19 @@ class FakeReply:
 
 
 class Bench:
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, harness: ShardHarness) -> None:
         self.peers, self.orphans = FakePeers(), list[int]()
-        desk.loop.context.peers = cast("Any", self.peers)
-        self.graph: RouterGraph = desk.engine.routers
-        self.pushes = Pushes(desk.loop.context, self.orphans.extend)
+        harness.loop.context.peers = cast("Any", self.peers)
+        self.graph: RouterGraph = harness.engine.routers
+        self.pushes = Pushes(harness.loop.context, self.orphans.extend)
         self.graph.put(router(1, "ab"))
         self.graph.put(router(2, "bc"))
         self.graph.put(router(3, "cd"))
 
 
 @pytest.fixture
-def bench(desk: Desk) -> Bench:
-    return Bench(desk)
+def bench(harness: ShardHarness) -> Bench:
+    return Bench(harness)
 
 
 async def test_a_shard_receives_all_routers_with_an_end_on_it(bench: Bench) -> None:

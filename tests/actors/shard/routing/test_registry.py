@@ -14,7 +14,7 @@ import trio
 from tests.actors.shard.test_metrics import made_again
 from tests.support.quota import Caps
 from tests.support.routing import RoutedShards
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.routing import registry as registry_module
 from topics.actors.shard.routing.registry import RouterRegistry
 from topics.actors.shard.routing.router_worker import RouterWorker, WorkerState
@@ -265,13 +265,15 @@ async def test_stats_do_not_wait_longer_than_half_a_second(
 # Ends of routers: topics that exist or are created
 
 
-def ask(desk: Desk, topic: str, *, create: bool = False, place_until_ms: int = 0) -> None:
-    desk.ask(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
+def ask(
+    harness: ShardHarness, topic: str, *, create: bool = False, place_until_ms: int = 0
+) -> None:
+    harness.ask(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
 
 
-def results(desk: Desk) -> list[EndpointResult | str]:
+def results(harness: ShardHarness) -> list[EndpointResult | str]:
     found: list[EndpointResult | str] = []
-    for frame in desk.wire.take():
+    for frame in harness.wire.take():
         answer = decode(frame.payload)
         if isinstance(answer, Failure):
             found.append(answer.data["code"])
@@ -281,59 +283,59 @@ def results(desk: Desk) -> list[EndpointResult | str]:
     return found
 
 
-def expected(desk: Desk, name: str, head_seq: int) -> EndpointResult:
-    topic = desk.engine.topic(name)
+def expected(harness: ShardHarness, name: str, head_seq: int) -> EndpointResult:
+    topic = harness.engine.topic(name)
     return EndpointResult(topic.id, topic.epoch, head_seq)
 
 
 async def test_an_existing_topic_is_returned_immediately_with_its_committed_head(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
-    desk.append("a", 1, 2)
-    desk.written()
-    desk.answers()
-    desk.append("a", 3)
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    assert results(desk) == [expected(desk, "a", 2)] * 2
+    harness.make("a")
+    harness.append("a", 1, 2)
+    harness.written()
+    harness.answers()
+    harness.append("a", 3)
+    ask(harness, "a", create=True)
+    ask(harness, "a")
+    assert results(harness) == [expected(harness, "a", 2)] * 2
 
 
-async def test_a_held_topic_is_returned_immediately(desk: Desk) -> None:
-    desk.make("a")
-    desk.loop.context.held.hold("a")
-    ask(desk, "a", create=True)
-    assert results(desk) == [expected(desk, "a", 0)]
+async def test_a_held_topic_is_returned_immediately(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.loop.context.held.hold("a")
+    ask(harness, "a", create=True)
+    assert results(harness) == [expected(harness, "a", 0)]
 
 
-async def test_a_created_topic_is_returned_after_its_sync(desk: Desk) -> None:
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    assert [frame.kind for frame in desk.log.frames.values()] == [FrameKind.TOPIC]
-    desk.written()
-    assert results(desk) == []
-    desk.synced()
-    assert results(desk) == [expected(desk, "a", 0)] * 2
+async def test_a_created_topic_is_returned_after_its_sync(harness: ShardHarness) -> None:
+    ask(harness, "a", create=True)
+    ask(harness, "a")
+    assert [frame.kind for frame in harness.log.frames.values()] == [FrameKind.TOPIC]
+    harness.written()
+    assert results(harness) == []
+    harness.synced()
+    assert results(harness) == [expected(harness, "a", 0)] * 2
 
 
-async def test_a_topic_that_could_not_be_created_does_not_exist(desk: Desk) -> None:
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    desk.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
-    assert results(desk) == ["not_ready"] * 2
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    assert results(desk) == ["not_ready", EndpointResult(0, 0, 0)]
+async def test_a_topic_that_could_not_be_created_does_not_exist(harness: ShardHarness) -> None:
+    ask(harness, "a", create=True)
+    ask(harness, "a")
+    harness.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert results(harness) == ["not_ready"] * 2
+    ask(harness, "a", create=True)
+    ask(harness, "a")
+    assert results(harness) == ["not_ready", EndpointResult(0, 0, 0)]
 
 
-async def test_a_reserved_slot_can_be_used_until_it_expires(desk: Desk) -> None:
-    caps = Caps(desk.engine, max_topics=1)
+async def test_a_reserved_slot_can_be_used_until_it_expires(harness: ShardHarness) -> None:
+    caps = Caps(harness.engine, max_topics=1)
     caps.topics.others = 1  # the slot that is reserved for this end
-    now_ms = desk.loop.context.now.ms
-    ask(desk, "late", create=True, place_until_ms=now_ms - 1)
-    ask(desk, "a", create=True, place_until_ms=now_ms + 60_000)
-    desk.synced()
-    assert results(desk) == ["throttled", expected(desk, "a", 0)]
+    now_ms = harness.loop.context.now.ms
+    ask(harness, "late", create=True, place_until_ms=now_ms - 1)
+    ask(harness, "a", create=True, place_until_ms=now_ms + 60_000)
+    harness.synced()
+    assert results(harness) == ["throttled", expected(harness, "a", 0)]
     assert caps.topics.own == 1
 
 

@@ -280,7 +280,7 @@ class SocketClient(Listener):
         self.sock.close()
 
 
-class Desk:
+class LiveHarness:
     """A running `Live`, its shard, and the clients that were created here."""
 
     def __init__(self) -> None:
@@ -361,9 +361,9 @@ def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[Desk]:
-    """Run a desk until the block ends."""
-    made = Desk()
+async def live_harness() -> AsyncIterator[LiveHarness]:
+    """Run a `Live` with a fake shard until the block ends."""
+    made = LiveHarness()
     with made.exits:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.live.run)

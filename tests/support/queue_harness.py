@@ -1,4 +1,4 @@
-"""A desk with workers: they claim, ack and open work streams. The time is that of trio."""
+"""Harness for queues: its clients claim, ack and open work streams. The time is that of trio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import trio
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.rpc.session import LinkSession
 from topics.engine.now import Now
 from topics.formats.json_text import json_bytes
@@ -34,7 +34,7 @@ def trio_clock() -> Now:
     return Now(TS_0 + ms, MS_0 + ms)
 
 
-class QueueDesk(Desk):
+class QueueHarness(ShardHarness):
     """A session of a front with a shard that has queues. Nothing is served before `turn`."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery, **kwargs: Any) -> None:
