@@ -202,7 +202,7 @@ def fill(harness: EngineHarness, *writes: int, **config: Any) -> None:
     harness.commit()
 
 
-def told(page: Page) -> tuple[int, int, str] | None:
+def gap_of(page: Page) -> tuple[int, int, str] | None:
     stone = page.tombstone
     return None if stone is None else (stone.gap_from, stone.gap_to, stone.reason)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import EngineHarness, fill, told
+from tests.engine.shard_support import EngineHarness, fill, gap_of
 from topics.engine import replacing
 from topics.engine.locators import Locator, in_extent
 from topics.engine.losses import mark_damaged, mark_lost, next_loss, skip_trimmed
@@ -32,7 +32,7 @@ def test_deleted_records_in_a_damaged_write_are_not_lost(harness: EngineHarness)
     mark_damaged(topic, 0, harness)
     assert topic.damage_floor == 4, "seqs 2 and 3 were damaged"
     assert (topic.count, topic.earliest_seq) == (1, 5)
-    assert told(harness.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
+    assert gap_of(harness.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
 
 
 def test_each_loss_is_reported_once_across_deleted_and_filtered_records(
@@ -53,14 +53,14 @@ def test_each_loss_is_reported_once_across_deleted_and_filtered_records(
         harness.read("a", seq, nodes=frozenset(nodes))
         for seq, nodes in ((0, {"me"}), (1, {"me"}), (4, {"me"}), (5, {"me"}), (0, {}), (1, {}))
     ]
-    assert [(told(page), page.next_from_seq) for page in pages] == [
+    assert [(gap_of(page), page.next_from_seq) for page in pages] == [
         *(((3, 4, "mixed"), 5), ((2, 4, "mixed"), 5), ((6, 7, "mixed"), 8)),
         *(((6, 7, "mixed"), 8), (None, 2), ((2, 4, "mixed"), 5)),
     ]
-    assert told(harness.read("a", 1, until_seq=3)) == (2, 4, "mixed"), "a gap is told whole"
+    assert gap_of(harness.read("a", 1, until_seq=3)) == (2, 4, "mixed"), "a gap is reported as one"
     assert harness.read("a", 1, until_seq=3).next_from_seq == 5, "and the reader goes on behind it"
     page = read(topic, Diff(from_seq=1), harness, head_seq=3)
-    assert (told(page), page.next_from_seq) == ((2, 3, "mixed"), 3), "but to the head it may see"
+    assert (gap_of(page), page.next_from_seq) == ((2, 3, "mixed"), 3), "but to the head it may see"
 
 
 # Seqs that are skipped because the source of a router has lost records

@@ -30,12 +30,12 @@ Shown = dict[str, dict[int, bytes]]
 
 
 class Seen(NamedTuple):
-    """The state that readers see. ``shown``: records by topic and seq. ``told``: seqs that are
+    """The state that readers see. ``shown``: records by topic and seq. ``reported``: seqs that are
     reported as lost.
     """
 
     shown: Shown
-    told: dict[str, set[int]]
+    reported: dict[str, set[int]]
 
 
 @contextlib.contextmanager
@@ -110,22 +110,22 @@ def opened(path: Path, **options: Any) -> Client:
 def seen(client: Client) -> Seen:
     """Return everything that readers see."""
     shown: Shown = {}
-    told: dict[str, set[int]] = {}
+    reported: dict[str, set[int]] = {}
     for name, topic in client.engine.topics.items():
-        shown[name], told[name], cursor = {}, set(), 0
+        shown[name], reported[name], cursor = {}, set(), 0
         while True:
             asked = Diff(from_seq=cursor, limit=1, include_tags=True, include_meta=True)
             page = read(topic, asked, client.commits.store)
             if page.tombstone is not None:
                 lost = range(page.tombstone.gap_from, page.tombstone.gap_to + 1)
-                told[name] |= {*lost[:10_000]}
+                reported[name] |= {*lost[:10_000]}
             if page.count:
                 record = b"".join(map(bytes, page.chunks))
                 shown[name][msgspec.json.decode(record)["$seq"]] = record
             if page.caught_up:
                 break
             cursor = page.next_from_seq
-    return Seen(shown, told)
+    return Seen(shown, reported)
 
 
 def seen_once(path: Path) -> Seen:

@@ -114,13 +114,13 @@ class Block:
 
 
 class Shards:
-    """One shard, or two. Calls wait in ``asked`` for `answer`. ``told`` has the received events,
+    """One shard, or two. Calls wait in ``asked`` for `answer`. ``events`` has the received events,
     and ``is_deferred`` whether each was quiet.
     """
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.deferred: list[bool] = []
         self.elsewhere: set[str] = set()  # Topics of a second shard
         self.heads: dict[str, tuple[int, int, int]] = {}  # The heads that `answer` returns
@@ -166,7 +166,7 @@ class Shards:
     def notify(
         self, shard: int, event: Event[P], params: Any, *, is_deferred: bool = False
     ) -> None:
-        self.told.append((event.method, params._asdict()))
+        self.events.append((event.method, params._asdict()))
         self.deferred.append(is_deferred)
 
     def settle(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
@@ -208,21 +208,21 @@ class Listener:
 
     sock: socket.socket
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         """Return the bytes received since the last call."""
-        told = b""
+        received = b""
         with suppress(BlockingIOError):
             while piece := self.sock.recv(1 << 20):
-                told += piece
-        return told
+                received += piece
+        return received
 
-    async def hear_all(self) -> bytes:
+    async def receive_all(self) -> bytes:
         """Return all bytes that arrive until the socket is silent."""
-        told = b""
-        while piece := self.hear():
-            told += piece
+        received = b""
+        while piece := self.receive():
+            received += piece
             await wait_all_tasks_blocked()
-        return told
+        return received
 
 
 def make_heartbeat_due(stream: Stream) -> None:

@@ -22,7 +22,7 @@ from topics.formats.wire.message import Message
 TS_0, MS_0 = 10**12, 10**6
 EVENTS = {event.method: event for event in (calls.WORK_JOBS, calls.WORK_ENDED)}
 
-Told = dict[str, Any]
+Received = dict[str, Any]
 """A reply: its ``cid``, its ``status`` (200 or an error code) and its body. An event: its
 ``event``, its params and its jobs.
 """
@@ -49,7 +49,7 @@ class QueueHarness(ShardHarness):
         self.make(topic, type="queue", durability=durability, **config)
         if jobs:
             self.jobs(jobs, topic)
-            self.told()
+            self.received()
 
     def jobs(self, count: int, topic: str = "q") -> list[int]:
         """Append jobs one by one to an ephemeral queue and return their seqs."""
@@ -94,9 +94,9 @@ class QueueHarness(ShardHarness):
     def state(self, topic: str = "q") -> int:
         return self.ask(calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns()))
 
-    def unclaimed(self, told: Told) -> None:
+    def unclaimed(self, message: Received) -> None:
         """Report that the response to a claim reached no client."""
-        params = calls.UnclaimedParams(told["topic"], told["number"], told["seqs"])
+        params = calls.UnclaimedParams(message["topic"], message["number"], message["seqs"])
         self.tell(calls.UNCLAIMED, params)
 
     # Work streams
@@ -136,11 +136,11 @@ class QueueHarness(ShardHarness):
 
     # Messages of the shard since the last call
 
-    def told(self) -> list[Told]:
+    def received(self) -> list[Received]:
         """Return all replies and events. Those of appends have no body."""
-        return [self._told(frame) for frame in self.wire.take()]
+        return [self._read_message(frame) for frame in self.wire.take()]
 
-    def _told(self, frame: Message) -> Told:
+    def _read_message(self, frame: Message) -> Received:
         envelope = decode(frame.payload)
         body = bytes(frame.attachment)
         if isinstance(envelope, Notification):
@@ -151,19 +151,19 @@ class QueueHarness(ShardHarness):
             return {"cid": envelope.cid, "status": code}
         assert isinstance(envelope, Success)
         call = self._asked[envelope.cid]
-        told: Told = {"cid": envelope.cid, "status": 200} | call.result._make(
+        message: Received = {"cid": envelope.cid, "status": 200} | call.result._make(
             envelope.result
         )._asdict()
         if call is calls.APPEND:
-            is_failed = outcome_in(told["outcomes"][0]) == AppendOutcome.FAILED
-            return {"cid": envelope.cid, "status": told["failures"][0][0] if is_failed else 200}
+            is_failed = outcome_in(message["outcomes"][0]) == AppendOutcome.FAILED
+            return {"cid": envelope.cid, "status": message["failures"][0][0] if is_failed else 200}
         content: Any = msgspec.json.decode(body or b"{}")
-        told |= content if isinstance(content, dict) else {"leases": content}
-        return told
+        message |= content if isinstance(content, dict) else {"leases": content}
+        return message
 
-    def answer(self) -> Told:
+    def answer(self) -> Received:
         """Return the only reply. Events are dropped."""
-        (found,) = (told for told in self.told() if "cid" in told)
+        (found,) = (message for message in self.received() if "cid" in message)
         return found
 
     def claimed(self) -> list[tuple[int, list[int]]]:
@@ -171,21 +171,25 @@ class QueueHarness(ShardHarness):
         its jobs.
         """
         self.turn()
-        return [(told["cid"], seqs_of(told)) for told in self.told() if "claimed" in told]
+        return [
+            (message["cid"], seqs_of(message))
+            for message in self.received()
+            if "claimed" in message
+        ]
 
     def pages(self) -> list[tuple[int, list[int]]]:
         """Return the pages of jobs in order: the number of the stream and the seqs."""
         self.turn()
         return [
-            (told["work"], told["seqs"])
-            for told in self.told()
-            if told.get("event") == calls.WORK_JOBS.method
+            (message["work"], message["seqs"])
+            for message in self.received()
+            if message.get("event") == calls.WORK_JOBS.method
         ]
 
 
-def seqs_of(told: Told) -> list[int]:
-    found = [job["$seq"] for job in told["claimed"]]
-    assert told["count"] == len(found)
+def seqs_of(message: Received) -> list[int]:
+    found = [job["$seq"] for job in message["claimed"]]
+    assert message["count"] == len(found)
     assert found == sorted(found)
     return found
 

@@ -163,11 +163,14 @@ def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
     name = event.get("event")
     try:
         # Use plain tracebacks. Rich tracebacks show local variables, which may contain tokens.
-        told = structlog.processors.format_exc_info(logger, method, {"event": name, **event})
-        return _show(_clean(_framed(told, method)))
+        fields = structlog.processors.format_exc_info(logger, method, {"event": name, **event})
+        return _show(_clean(_framed(fields, method)))
     except Exception as error:
-        told = {"event": name if isinstance(name, str) else "?", "not_shown": type(error).__name__}
-        return _show(_clean(_framed(told, method)))
+        fields = {
+            "event": name if isinstance(name, str) else "?",
+            "not_shown": type(error).__name__,
+        }
+        return _show(_clean(_framed(fields, method)))
 
 
 def _framed(event: EventDict, level: str) -> EventDict:

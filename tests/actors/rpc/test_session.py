@@ -340,7 +340,7 @@ async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
     request.error(2001, "no such topic", {"code": "topic_not_found"})
     assert not request.is_open
     assert pair.deliver() == ["rpc/diff Failure"]
-    (error,) = asked.told
+    (error,) = asked.outcomes
     assert isinstance(error, RemoteError)
     assert (error.code, error.message, error.data) == (
         2001,
@@ -384,7 +384,7 @@ def test_a_refused_call_fails(pair: Pair) -> None:
     (request,) = pair.to_shard.take()
     pair.to_shard.send("rpc/diff", b"damaged", message_id=request.message_id)
     assert pair.deliver() == ["rpc/diff Malformed", "refusal"]
-    (error,) = asked.told
+    (error,) = asked.outcomes
     assert error.code == 1002
     assert error.message.startswith("malformed payload: ")
 
@@ -416,9 +416,9 @@ def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
 
 def test_closing_a_session_fails_its_pending_calls_before_the_listeners_run(pair: Pair) -> None:
     asked = pair.ask(DIFF, PARAMS)
-    pair.caller.on_closed(lambda session: asked.told.append("closed"))
+    pair.caller.on_closed(lambda session: asked.outcomes.append("closed"))
     pair.caller.close()
-    assert list(map(str, asked.told)) == [
+    assert list(map(str, asked.outcomes)) == [
         "the link session with shard-0 closed, call 101 was pending",
         "closed",
     ]
@@ -450,7 +450,7 @@ def test_an_abandoned_call_is_reported_to_the_peer_and_its_late_reply_released(p
     assert pair.deliver() == ["event/call.cancelled Notification"]
     assert [event.params for event in cancelled] == [CallCancelledParams(asked.cid)]
     answer(pair, asked.cid)
-    assert (asked.told, pair.to_shard.released) == ([], [9])
+    assert (asked.outcomes, pair.to_shard.released) == ([], [9])
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_a_late_reply_does_not_affect_other_calls(pair: Pair, late: bytes) -> No
     given_up.pending.abandon()
     pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
     answer(pair, kept.cid, flags=0)
-    assert (kept.reply().result, given_up.told) == (Number(5), [])
+    assert (kept.reply().result, given_up.outcomes) == (Number(5), [])
 
 
 @pytest.mark.parametrize("how", ["abandoned", "failed"])
@@ -482,14 +482,14 @@ def test_a_late_reply_is_passed_once_to_the_function_that_requested_it(
         answer(pair, asked.cid)
     assert late == ([Number(5)] if is_wanted else [])
     assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
-    assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerClosed])
+    assert list(map(type, asked.outcomes)) == ([] if how == "abandoned" else [PeerClosed])
 
 
 def test_abandoning_a_call_of_a_disconnected_peer_is_not_an_error(pair: Pair) -> None:
     asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.broken = True
     asked.pending.abandon()
-    assert (asked.pending.is_done, asked.told) == (True, [])
+    assert (asked.pending.is_done, asked.outcomes) == (True, [])
 
 
 def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
@@ -509,8 +509,8 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
     first = pair.caller.call(DIFF, PARAMS, b"", lambda _: others[0].pending.abandon())
     others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
     pair.caller.close()
-    assert (first.is_done, others[0].told) == (True, [])
-    assert list(map(type, others[1].told)) == [PeerClosed]
+    assert (first.is_done, others[0].outcomes) == (True, [])
+    assert list(map(type, others[1].outcomes)) == [PeerClosed]
 
 
 def test_params_that_cannot_be_encoded_start_no_call_and_free_their_block(pair: Pair) -> None:

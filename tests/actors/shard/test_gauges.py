@@ -37,8 +37,8 @@ USAGE = (
 
 
 class GaugeHarness(QueueHarness):
-    """A shard on a real disk; ``told`` is what its gauges said last. Time is that of a clock which
-    the test moves.
+    """A shard on a real disk; ``last`` has the values that its gauges reported last. Time is that
+    of a clock which the test moves.
     """
 
     def __init__(self, path: Path, nursery: trio.Nursery, clock: MockClock) -> None:
@@ -126,7 +126,7 @@ class RandomClients:
 
     def __init__(self, harness: GaugeHarness, seed: int) -> None:
         self.harness, self.random = harness, random.Random(seed)
-        self.agreed: Counter[str] = Counter()  # how often each was told, other than 0
+        self.agreed: Counter[str] = Counter()  # The number of ticks with a value other than 0
         self._acts: list[Callable[[], object]] = [
             *([self.append] * 6 + [self.claim] * 4 + [self.ack] * 3),
             *(self.put, self.put, self.put, self.nack, self.extend, self.delete_records),
@@ -141,10 +141,10 @@ class RandomClients:
                     await self.harness.settled()
             await self.harness.settled()
             counted = self.harness.counted() if self.random.random() < 0.5 else None
-            told = await self.harness.beat()
+            values = await self.harness.beat()
             expected = counted or self.harness.counted()
-            assert {name: told[name] for name in USAGE} == expected
-            self.agreed.update(name for name in USAGE if told[name])
+            assert {name: values[name] for name in USAGE} == expected
+            self.agreed.update(name for name in USAGE if values[name])
 
     def _name(self) -> str:
         return self.random.choice(self.NAMES)
@@ -227,8 +227,8 @@ async def test_leases_in_memory_count_though_nothing_of_them_is_committed(
 ) -> None:
     async def leases() -> int:
         await harness.settled()
-        told: int = (await harness.beat())["topics_queue_leases_in_flight"]
-        return told
+        values: int = (await harness.beat())["topics_queue_leases_in_flight"]
+        return values
 
     harness.put("q", type="queue", durability="ephemeral")
     await harness.settled()
@@ -260,14 +260,14 @@ async def test_what_the_log_has_lost_does_not_count(
     for topic in harness.commits.deleting_topics():
         harness.services.gauges._usage.touch(topic)
     harness.services.gauges._usage.touch(harness.engine.topic("b"))
-    told = await harness.beat()
-    assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 1)
+    values = await harness.beat()
+    assert (values["topics_topics"], values["topics_queue_topics"]) == (1, 1)
     monkeypatch.setattr(harness.log.writer.state, "report", held)
     harness.log.writer.state.fail(BROKEN)
     while not harness.log.failed:
         await trio.lowlevel.checkpoint()
-    told = await harness.beat()
-    assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 0)
+    values = await harness.beat()
+    assert (values["topics_topics"], values["topics_queue_topics"]) == (1, 0)
     assert [*harness.engine.topics] == ["a"]
 
 
@@ -279,8 +279,8 @@ async def test_many_topics_are_counted_in_turns_of_their_own(
         harness.put(str(number))
     await harness.settled()
     before = harness.loop.context.iteration_count
-    told = await harness.beat()
-    assert told["topics_topics"] == 10
+    values = await harness.beat()
+    assert values["topics_topics"] == 10
     assert harness.loop.context.iteration_count - before >= 3
     before = harness.loop.context.iteration_count
     await harness.beat()
@@ -300,21 +300,21 @@ async def test_the_log_tells_what_it_did_and_how_long_its_syncs_took(
     for number in range(5):
         harness.append("a", number)
         await harness.settled()
-    told = await harness.beat()
+    values = await harness.beat()
     grown = {
-        name: told[name] - before[name]
-        for name in told
-        if name.startswith("topics_wal") and isinstance(told[name], int)
+        name: values[name] - before[name]
+        for name in values
+        if name.startswith("topics_wal") and isinstance(values[name], int)
     }
     assert grown["topics_wal_frames_total"] >= 6
     assert grown["topics_wal_fsyncs_total"] >= 6
     assert grown["topics_wal_bytes_written_total"] > 0
-    *buckets, total_us, count = told["topics_wal_fsync_latency_us"]
+    *buckets, total_us, count = values["topics_wal_fsync_latency_us"]
     assert len(buckets) == len(SYNC_BOUNDS_US) + 1
-    assert sum(buckets) == count == told["topics_wal_fsyncs_total"]
+    assert sum(buckets) == count == values["topics_wal_fsyncs_total"]
     assert total_us > 0
-    assert told["topics_wal_read_only"] == told["topics_wal_queue_depth"] == 0
-    assert told["topics_wal_queue_depth_peak"] >= 1
+    assert values["topics_wal_read_only"] == values["topics_wal_queue_depth"] == 0
+    assert values["topics_wal_queue_depth_peak"] >= 1
 
 
 async def test_what_waits_for_the_log_and_the_most_that_did_are_told(
@@ -328,16 +328,16 @@ async def test_what_waits_for_the_log_and_the_most_that_did_are_told(
     for number in range(3):
         harness.append("a", number)
     harness.turn()
-    told = await harness.beat()
-    depth = told["topics_wal_queue_depth"]
+    values = await harness.beat()
+    depth = values["topics_wal_queue_depth"]
     assert depth >= 3
-    assert told["topics_wal_queue_depth_peak"] >= depth
+    assert values["topics_wal_queue_depth_peak"] >= depth
     monkeypatch.setattr(harness.log.writer.state, "report", held)
     harness.append("a", 4)
     await harness.settled()
-    told = await harness.beat()
-    assert told["topics_wal_queue_depth"] == 0
-    assert told["topics_wal_queue_depth_peak"] >= depth
+    values = await harness.beat()
+    assert values["topics_wal_queue_depth"] == 0
+    assert values["topics_wal_queue_depth_peak"] >= depth
 
 
 async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
@@ -354,8 +354,8 @@ async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
     harness.diff("a")
     with pytest.raises(NotReady):
         harness.loop.context.check_writable()
-    told = await harness.beat()
-    assert (told["topics_wal_read_only"], told["topics_wal_submit_full_total"]) == (1, 3)
+    values = await harness.beat()
+    assert (values["topics_wal_read_only"], values["topics_wal_submit_full_total"]) == (1, 3)
 
 
 # Files
@@ -371,12 +371,12 @@ async def test_the_files_are_checked_periodically(
     while not harness.services.gauges._disk.free:
         await trio.lowlevel.checkpoint()
     mock_clock.jump(5.0)
-    told = await harness.beat()
-    assert told["topics_log_bytes"] >= FILE_BYTES
-    assert told["topics_checkpoint_bytes"] > 0
-    assert told["topics_disk_free_bytes"] > 0
-    assert told["topics_blob_bytes"] == 0
-    assert told["topics_segment_files"] == told["topics_segment_bytes"] == 0
+    values = await harness.beat()
+    assert values["topics_log_bytes"] >= FILE_BYTES
+    assert values["topics_checkpoint_bytes"] > 0
+    assert values["topics_disk_free_bytes"] > 0
+    assert values["topics_blob_bytes"] == 0
+    assert values["topics_segment_files"] == values["topics_segment_bytes"] == 0
     (harness.log.blobs.folder / "more").write_bytes(bytes(1 << 20))
     seen = harness.services.gauges._disk
     mock_clock.jump(DISK_S)
@@ -427,9 +427,9 @@ async def test_full_log_files_wait_for_their_segments(
     while harness.services.sealing.backlog_files < 2:
         harness.append("a", "x" * 20_000)
         await harness.settled()
-    told = await harness.beat()
-    assert (told["topics_seal_backlog_files"], told["topics_segment_files"]) == (2, 0)
-    assert told["topics_wal_rotations_total"] >= 2
+    values = await harness.beat()
+    assert (values["topics_seal_backlog_files"], values["topics_segment_files"]) == (2, 0)
+    assert values["topics_wal_rotations_total"] >= 2
 
 
 # Schedule and declared fields

@@ -108,7 +108,7 @@ class Shard:
 
 
 class ShardClientHarness:
-    """A front and its shards. Events of the shards are in ``told``."""
+    """A front and its shards. Events of the shards are in ``events``."""
 
     def __init__(self, shards: int = 2) -> None:
         self.board = Board(shards)
@@ -116,7 +116,7 @@ class ShardClientHarness:
         self.shard = self.others[0]
         self.memory = self.shard.memory
         self.shards = Shards([Link(o.memory, self.board, FRONT) for o in self.others], self.board)
-        self.told: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
         self.shards.listen(self)
         self.nursery: trio.Nursery
 
@@ -126,7 +126,7 @@ class ShardClientHarness:
     closed = opened
 
     def page(self, shard: int, params: Any, records: Any = b"") -> None:
-        self.told.append((shard, params, bytes(records)))
+        self.events.append((shard, params, bytes(records)))
 
     jobs = feed_ended = work_ended = page
 
@@ -410,7 +410,7 @@ async def test_an_event_of_a_shard_is_delivered_with_the_number_of_the_shard(
         other.session.notify(WORK_ENDED, work_ended)
         other.link.flush()
         await wait_all_tasks_blocked()
-    assert harness.told == [
+    assert harness.events == [
         (1, PAGE, b"records of 1"),
         (1, ended, b""),
         (1, jobs, b"jobs of 1"),

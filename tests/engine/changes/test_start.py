@@ -11,9 +11,9 @@ from tests.engine.shard_support import (
     body_of,
     expire,
     fill,
+    gap_of,
     header_of,
     seqs_of,
-    told,
 )
 from topics.engine.changes import floor, start
 from topics.engine.changes.replay_dispatch import REPLAYS, replay_frame
@@ -53,11 +53,11 @@ def test_a_topic_continues_above_its_reserved_seqs_if_records_that_readers_saw_m
     frames = started(harness, clean=clean, tail_may_be_lost=tail_may_be_lost)
     if is_skipping:
         assert (topic.head_seq, topic.next_seq) == (RESERVE_MIN, RESERVE_MIN + 1)
-        assert told(harness.read("a", 3)) == (4, RESERVE_MIN, "mixed")
+        assert gap_of(harness.read("a", 3)) == (4, RESERVE_MIN, "mixed")
         assert frames == [FrameKind.TOPIC]
     else:
         assert (topic.head_seq, topic.next_seq, frames) == (3, 4, [])
-        assert told(harness.read("a", 3)) is None
+        assert gap_of(harness.read("a", 3)) is None
     assert seqs_of(harness.read("a")) == [1, 2, 3]
 
 
@@ -69,8 +69,12 @@ def test_skipped_seqs_are_lost_to_readers_and_never_assigned(harness: EngineHarn
     assert (topic.head_seq, topic.next_seq) == (1003, 1004)
     assert topic.reserved_seq >= 1003
     assert seqs_of(harness.read("a")) == [1, 2, 3]
-    assert told(harness.read("a", 3)) == (4, 1003, "mixed")
-    assert told(harness.read("a", 700)) == (701, 1003, "mixed")  # read before the copy was promoted
+    assert gap_of(harness.read("a", 3)) == (4, 1003, "mixed")
+    assert gap_of(harness.read("a", 700)) == (
+        701,
+        1003,
+        "mixed",
+    )  # read before the copy was promoted
     fill(harness, 1)
     assert seqs_of(harness.read("a", 1003)) == [1004]
 
@@ -91,7 +95,7 @@ def test_a_write_that_was_reported_as_damaged_stays_deleted_after_a_restart(
     started(harness, clean=True, tail_may_be_lost=False)
     assert (topic.count, len(topic.index)) == (3, 2)
     assert seqs_of(harness.read("a", 5)) == [6]
-    assert told(harness.read("a", 2)) == (3, 5, "damaged")
+    assert gap_of(harness.read("a", 2)) == (3, 5, "damaged")
 
 
 def test_a_start_reserves_timestamps_and_its_replay_restores_them(harness: EngineHarness) -> None:
@@ -189,7 +193,7 @@ def test_seqs_deleted_before_the_damage_are_not_reported_as_lost(harness: Engine
     harness.delete_records("a", before_seq=3)
     harness.commit()
     lose(replay, topic.id, 1, 2)
-    assert told(harness.read("a")) is None
+    assert gap_of(harness.read("a")) is None
     assert seqs_of(harness.read("a")) == [3]
 
 
@@ -208,7 +212,7 @@ def test_only_a_topic_without_a_later_write_skips_the_seqs_that_it_may_have_lost
     lose(replay, 0, 0, 10)
     assert started_lost(harness, replay) == [FrameKind.TOPIC]
     assert topic.next_seq == 115
-    assert told(harness.read("a", 4)) == (5, 114, "damaged")
+    assert gap_of(harness.read("a", 4)) == (5, 114, "damaged")
     assert started_lost(harness, replay) == [], "the frame of the first start says so"
 
 
@@ -219,7 +223,7 @@ def test_one_lost_frame_reports_losses_of_several_topics(harness: EngineHarness)
     replay, a, b = Replay(harness.engine.table), *map(harness.engine.topic, "ab")
     frame = lost_frame([(a.id, 4, 2), (b.id, 1, 7), (0, 0, 5)], 112)
     replay_frame(replay, header_of(frame), body_of(frame), False)
-    assert (told(harness.read("a", 3)), told(harness.read("b"))) == (
+    assert (gap_of(harness.read("a", 3)), gap_of(harness.read("b"))) == (
         (4, 5, "damaged"),
         (1, 7, "damaged"),
     )

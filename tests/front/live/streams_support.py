@@ -20,8 +20,8 @@ async def two(front: LiveHarness) -> tuple[Client, Client]:
     first = await front.client()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     second = await front.client()
-    assert first.hear()
-    assert second.hear()
+    assert first.receive()
+    assert second.receive()
     return first, second
 
 
@@ -32,7 +32,7 @@ async def live(front: LiveHarness) -> Client:
     """A client at the head of its feed."""
     client = await front.client()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
-    assert b"caught-up" in client.hear()
+    assert b"caught-up" in client.receive()
     return client
 
 

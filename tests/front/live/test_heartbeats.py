@@ -15,8 +15,8 @@ STEP_S = 0.05
 async def next_heartbeat(client: Client) -> float:
     """Wait for a heartbeat and return its time."""
     for _ in range(int(2 / STEP_S)):
-        if told := client.hear():
-            assert told == b": hb\n\n"
+        if received := client.receive():
+            assert received == b": hb\n\n"
             return trio.current_time()
         await trio.sleep(STEP_S)
     raise AssertionError("no heartbeat")
@@ -41,9 +41,9 @@ async def heartbeats_are_in_time(front: LiveHarness, heartbeat_s: float, offset_
     stream = client.stream
     stream.heartbeat_s = heartbeat_s
     await trio.sleep(2 * TICK_INTERVAL_S - trio.current_time() % TICK_INTERVAL_S + offset_s)
-    client.hear()
+    client.receive()
     stream.outbox.write(b": x\n\n")
-    client.hear()
+    client.receive()
     front.live.schedule_check(stream, stream.until_check_s())
     last = trio.current_time()
     for _ in range(3):

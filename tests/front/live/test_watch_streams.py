@@ -35,7 +35,7 @@ async def test_records_that_were_sent_late_but_completely_are_not_sent_again(
 ) -> None:
     client = await live(front)
     await long_page(front)
-    await client.hear_all()
+    await client.receive_all()
     client.close()
     client.session.resume(b"")
     assert client.session.cursors == {"t": (1, 1)}
@@ -65,7 +65,7 @@ async def test_sessions_of_one_topic_get_the_same_bytes(front: LiveHarness) -> N
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     await front.page(0, 1)
     (kept,) = front.live.feeds.by_number[1].kept.pages
-    assert first.hear() == second.hear() == kept.renderings[WatchStream]
+    assert first.receive() == second.receive() == kept.renderings[WatchStream]
 
 
 async def test_sessions_of_several_topics_have_their_own_ids(front: LiveHarness) -> None:

@@ -54,11 +54,11 @@ class Publisher(SocketClient):
             assert not body.read()
         return found
 
-    async def heard(self) -> list[tuple[str, str]]:
+    async def responses(self) -> list[tuple[str, str]]:
         """Return the op and the request id of each response to the client."""
         await wait_all_tasks_blocked()
-        told = re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', self.hear())
-        return [(op.decode(), name.decode()) for op, name in told]
+        found = re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', self.receive())
+        return [(op.decode(), name.decode()) for op, name in found]
 
 
 def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
@@ -120,7 +120,7 @@ async def test_without_shared_memory_only_the_long_publish_is_refused(
     publisher.shards.is_full = True
     await publisher.say(publish("1"), publish("2", size=size), publish("3"))
     assert publisher.sent() == [[publish("1")], [publish("3")]]
-    assert await publisher.heard() == [("error", "2")]
+    assert await publisher.responses() == [("error", "2")]
     assert publisher.live.publish_bytes == len(publish("1")) + len(publish("3"))
 
 
@@ -148,7 +148,7 @@ async def test_the_copy_of_a_long_publish_can_be_aborted(publisher: Publisher, e
     others = [publish("1"), publish("3")] if end == "the shard goes" else [publish("1")]
     assert publisher.sent() == [[one] for one in others]
     assert publisher.live.publish_bytes == sum(map(len, others))
-    assert await publisher.heard() == ([("error", "2")] if end == "the shard goes" else [])
+    assert await publisher.responses() == ([("error", "2")] if end == "the shard goes" else [])
 
 
 async def test_a_batch_is_not_longer_than_an_inline_body(publisher: Publisher) -> None:
@@ -182,11 +182,11 @@ async def test_every_reply_is_matched_to_its_publish(publisher: Publisher) -> No
     await publisher.say(
         publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
     )
-    assert await publisher.heard() == [("error", "null"), ("error", "3")]
+    assert await publisher.responses() == [("error", "null"), ("error", "3")]
     batch, alone = publisher.shards.asked
     answer(alone, b'{"topic":"u"}')
     answer(batch, b'{"topic":"t"}', TopicFull("m"), b'{"topic":"t"}')
-    assert await publisher.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
+    assert await publisher.responses() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
 
 
 async def test_every_publish_in_flight_is_refused_if_the_shard_crashes(
@@ -196,7 +196,7 @@ async def test_every_publish_in_flight_is_refused_if_the_shard_crashes(
     await publisher.say(publish("3"))
     for call in publisher.shards.asked:
         call.then(NotReady("the shard of this topic is not ready"))
-    assert await publisher.heard() == [("error", "1"), ("error", "2"), ("error", "3")]
+    assert await publisher.responses() == [("error", "1"), ("error", "2"), ("error", "3")]
 
 
 @pytest.mark.parametrize("drained_first", [True, False])
@@ -207,11 +207,11 @@ async def test_a_drained_socket_ends_after_its_publishes_are_answered(
     if drained_first:
         publisher.stream.drain()
         await publisher.say(publish("late"))
-        assert await publisher.heard() == [("error", "late")]
+        assert await publisher.responses() == [("error", "late")]
     answer(publisher.shards.asked[0], b'{"topic":"t"}', b'{"topic":"t"}')
     if not drained_first:
         publisher.stream.drain()
-    assert await publisher.heard() == [("ack", "1"), ("ack", "2"), ("error", "null")]
+    assert await publisher.responses() == [("ack", "1"), ("ack", "2"), ("error", "null")]
     assert publisher.stream.ended
 
 
@@ -220,7 +220,7 @@ async def test_a_publish_under_pressure_is_refused_with_a_retry_time(
 ) -> None:
     refuse_next(publisher.pressure)
     await publisher.say(publish("1"))
-    refused = publisher.hear()
+    refused = publisher.receive()
     assert b'"op":"error","request_id":"1","code":"throttled","message":"' in refused
     assert refused.endswith(b'","detail":{"retry_after_ms":1000}}')
     for governor in publisher.pressure.governors:

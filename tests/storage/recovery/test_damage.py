@@ -79,8 +79,8 @@ def _by_hand() -> Iterator[None]:
 def lost_silently(scene: Scene, after: Seen) -> dict[str, set[int]]:
     found = {}
     for name, records in scene.before.shown.items():
-        shown, told = after.shown.get(name, {}), after.told.get(name, set())
-        lost = {seq for seq in records if seq not in told and shown.get(seq) != records[seq]}
+        shown, reported = after.shown.get(name, {}), after.reported.get(name, set())
+        lost = {seq for seq in records if seq not in reported and shown.get(seq) != records[seq]}
         if lost:
             found[name] = lost
     return found

@@ -28,7 +28,7 @@ async def test_a_claim_response_contains_at_most_about_32_mib_of_jobs(
     workers.queue()
     for _ in range(400):
         workers.append("q", "x" * (1 << 17))
-    workers.told()
+    workers.received()
     claim = workers.claim(max=1000)
     ((cid, seqs),) = workers.claimed()
     assert cid == claim
@@ -87,7 +87,7 @@ async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(
     claim, other = workers.claim(wait_ms=30_000), workers.claim(wait_ms=30_000)
     workers.turn()
     workers.cancel(claim)
-    workers.told()
+    workers.received()
     workers.jobs(1)
     assert workers.claimed() == [(other, [1])]
 
@@ -104,7 +104,7 @@ async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
     if wait_ms:
         workers.jobs(2)
         workers.turn()
-    workers.unclaimed(workers.told()[-1])
+    workers.unclaimed(workers.received()[-1])
     workers.claim(max=2)
     workers.turn()
     answer = workers.answer()
@@ -120,12 +120,12 @@ async def test_only_unchanged_leases_are_taken_back(
     workers.turn()
     workers.append_raw("q", b'{"records":[{"data":1},{"data":2},{"data":3}]}')
     workers.turn()
-    told = workers.told()[-1]
+    reply = workers.received()[-1]
     workers.ack(1)
     workers.nack(2)
     again = workers.claim(lease_ms=86_400_000)
     assert workers.claimed() == [(again, [2])]
-    workers.unclaimed(told)
+    workers.unclaimed(reply)
     next_one = workers.claim(max=3)
     assert workers.claimed() == [(next_one, [3])]
 
@@ -137,14 +137,14 @@ async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
     workers.queue(jobs=1)
     workers.claim()
     workers.turn()
-    told = workers.told()[-1]
+    reply = workers.received()[-1]
     workers.delete("q")
     workers.turn()
     workers.synced()
     if config is not None:
         workers.make("q", durability="ephemeral", **config)
-    workers.told()
-    workers.unclaimed(told)
+    workers.received()
+    workers.unclaimed(reply)
     workers.state()
     assert workers.answer()["status"] == ("topic_not_found" if config is None else 200)
 
@@ -156,9 +156,9 @@ async def test_durable_leases_are_taken_back_durably(workers: QueueHarness) -> N
     workers.claim()
     workers.turn()
     workers.written()
-    told = workers.told()[-1]
+    reply = workers.received()[-1]
     tried = len(workers.log.groups)
-    workers.unclaimed(told)
+    workers.unclaimed(reply)
     workers.turn()
     assert len(workers.log.groups) == tried + 1
 
@@ -216,15 +216,15 @@ async def test_a_claim_that_is_cancelled_during_its_log_write_releases_its_jobs(
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
-    workers.told()
+    workers.received()
     claim = workers.claim()
     workers.turn()
     workers.cancel(claim)
     other = workers.claim()
     workers.turn()
     workers.written()
-    (told,) = [told for told in workers.told() if told["status"] == 200]
-    assert (told["cid"], seqs_of(told), told["claimed"][0]["deliveries"]) == (other, [1], 1)
+    (reply,) = [reply for reply in workers.received() if reply["status"] == 200]
+    assert (reply["cid"], seqs_of(reply), reply["claimed"][0]["deliveries"]) == (other, [1], 1)
 
 
 async def test_a_claim_whose_wait_ends_during_its_log_write_still_receives_its_jobs(
@@ -267,8 +267,8 @@ async def test_a_shard_that_cannot_write_rejects_claims_and_ends_waits(
     workers.failed(BROKEN)
     workers.turn()
     claim = workers.claim()
-    told = dict(workers.answers())
-    assert (told[waiting], told[claim]) == ("not_ready", "not_ready")
+    statuses = dict(workers.answers())
+    assert (statuses[waiting], statuses[claim]) == ("not_ready", "not_ready")
 
 
 async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
@@ -279,7 +279,7 @@ async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
     claim = workers.claim()
     workers.turn()
     await wait_all_tasks_blocked()
-    assert workers.told() == []
+    assert workers.received() == []
     workers.loop.context.release_topic("q")
     assert workers.claimed() == [(claim, [1])]
 

@@ -460,15 +460,15 @@ async def test_records_that_are_temporarily_unreadable_are_retried(
 async def test_a_changed_config_makes_dead_jobs_claimable(
     harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    peers, told = with_fake_peers(harness), list[Topic]()
-    harness.loop.services.dead_letters._note_claimable = told.append
+    peers, notified = with_fake_peers(harness), list[Topic]()
+    harness.loop.services.dead_letters._note_claimable = notified.append
     queue = make_queue(harness, "q", "x")
     await move(harness, queue)
     (asked,) = peers.take()
     asked.answer(FULL)
     harness.put("q", dead_letter=None)
     await run_log(harness)
-    assert (dead_and_failing(queue), told) == (([], []), [queue])
+    assert (dead_and_failing(queue), notified) == (([], []), [queue])
     assert claim(harness, queue) == [1]
     await trio.sleep(2 * RETRY_MAX_S)
     await run_log(harness)
@@ -478,8 +478,8 @@ async def test_a_changed_config_makes_dead_jobs_claimable(
 async def test_a_config_changed_during_a_move_applies_when_the_jobs_are_rejected(
     harness: ShardHarness,
 ) -> None:
-    peers, told = with_fake_peers(harness), list[Topic]()
-    harness.loop.services.dead_letters._note_claimable = told.append
+    peers, notified = with_fake_peers(harness), list[Topic]()
+    harness.loop.services.dead_letters._note_claimable = notified.append
     queue = make_queue(harness, "q", "x", "y")
     await move(harness, queue)
     harness.put("q", max_deliveries=2)
@@ -487,7 +487,7 @@ async def test_a_config_changed_during_a_move_applies_when_the_jobs_are_rejected
     (asked,) = peers.take()
     asked.answer(FULL, None)
     await run_log(harness)
-    assert (dead_and_failing(queue), moved(queue), told[-1:]) == (([], []), 1, [queue])
+    assert (dead_and_failing(queue), moved(queue), notified[-1:]) == (([], []), 1, [queue])
     assert claim(harness, queue) == [1]
 
 

@@ -29,7 +29,7 @@ def claim_of_disk(workers: QueueHarness, **config: object) -> list[str]:
     workers.queue(**{"durability": "disk", **config})  # type: ignore[arg-type]
     workers.append("q", 1, 2)
     workers.synced()
-    workers.told()
+    workers.received()
     workers.claim(max=2)
     workers.turn()
     workers.synced()
@@ -48,7 +48,7 @@ async def test_an_ack_gets_its_reply_when_it_is_as_durable_as_its_class(
     workers.turn()
     if durability == "fsync":
         workers.written()
-    assert workers.told() == []
+    assert workers.received() == []
     getattr(workers, commit)()
     answer = workers.answer()
     assert (answer["acked"], answer["ready"], answer["in_flight"]) == (1, 0, 1)
@@ -67,8 +67,8 @@ async def test_the_acks_of_an_iteration_share_one_frame_and_get_separate_replies
     assert [frame.kind for frame in [*workers.log.frames.values()][before:]] == [FrameKind.DELETE]
     assert workers.answers() == [(gone, "topic_not_found")]
     workers.written()
-    told = {each["cid"]: (each["acked"], each["skipped"]) for each in workers.told()}
-    assert told == dict(zip(acks, [(1, []), (1, [3]), (0, [2]), (0, [1])], strict=True))
+    results = {each["cid"]: (each["acked"], each["skipped"]) for each in workers.received()}
+    assert results == dict(zip(acks, [(1, []), (1, [3]), (0, [2]), (0, [1])], strict=True))
     assert workers.seqs("q") == []
 
 
@@ -87,9 +87,9 @@ async def test_acks_are_decided_before_later_calls(workers: QueueHarness) -> Non
     claim_of_disk(workers)
     ack, nack = workers.ack(1), workers.nack(1, 2)
     workers.turn()
-    assert [(told["cid"], told["nacked"]) for told in workers.told()] == [(nack, 1)]
+    assert [(reply["cid"], reply["nacked"]) for reply in workers.received()] == [(nack, 1)]
     workers.written()
-    assert [(told["cid"], told["acked"]) for told in workers.told()] == [(ack, 1)]
+    assert [(reply["cid"], reply["acked"]) for reply in workers.received()] == [(ack, 1)]
 
 
 async def test_a_pending_ack_counts_as_in_flight(workers: QueueHarness) -> None:
@@ -127,12 +127,14 @@ async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_fram
     claim_of_disk(workers, leases_durable=True)
     number = getattr(workers, call)(1, lease_ms=1000)
     workers.turn()
-    assert workers.told() == []
+    assert workers.received() == []
     workers.written()
-    assert [told["cid"] for told in workers.told()] == [number]
+    assert [reply["cid"] for reply in workers.received()] == [number]
     again = getattr(workers, call)(2, lease_ms=1000)
     workers.failed(FULL)
-    assert [(told["cid"], told["status"]) for told in workers.told()] == [(again, "not_ready")]
+    assert [(reply["cid"], reply["status"]) for reply in workers.received()] == [
+        (again, "not_ready")
+    ]
 
 
 @pytest.mark.parametrize("call", ["ack", "nack", "extend"])
@@ -141,7 +143,7 @@ async def test_a_held_queue_is_not_changed_before_it_is_released(
 ) -> None:
     held.loop.context.held.hold("q")
     number = getattr(held, call)(1, lease_ms=1000)
-    assert held.told() == []
+    assert held.received() == []
     held.loop.context.release_topic("q")
     assert held.answers() == [(number, 200)]
 

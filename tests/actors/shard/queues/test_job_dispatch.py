@@ -31,10 +31,10 @@ async def test_claims_of_one_iteration_are_served_in_it_each_with_its_max_and_le
     workers.claim(max=3, lease_ms=2000)
     workers.claim(max=3)
     workers.turn()
-    told = workers.told()
-    assert [seqs_of(answer) for answer in told] == [[1, 2, 3], [4, 5], []]
-    assert [answer["ready"] for answer in told] == [2, 0, 0]
-    deadlines = [answer["claimed"][0]["deadline"] for answer in told[:2]]
+    replies = workers.received()
+    assert [seqs_of(answer) for answer in replies] == [[1, 2, 3], [4, 5], []]
+    assert [answer["ready"] for answer in replies] == [2, 0, 0]
+    deadlines = [answer["claimed"][0]["deadline"] for answer in replies[:2]]
     assert deadlines[1] - deadlines[0] == 1000
 
 
@@ -57,8 +57,8 @@ async def test_a_commit_after_an_iteration_serves_the_waiting_claims(workers: Qu
     workers.append("q", 1)
     workers.written()
     await wait_all_tasks_blocked()
-    told = workers.told()
-    assert [answer["cid"] for answer in told] == [claim + 1, claim]
+    replies = workers.received()
+    assert [answer["cid"] for answer in replies] == [claim + 1, claim]
 
 
 async def test_unreadable_records_fail_only_one_claim(
@@ -68,7 +68,7 @@ async def test_unreadable_records_fail_only_one_claim(
     waiting = workers.claim(wait_ms=30_000)
     workers.open(1, node="s")
     workers.turn()
-    workers.told()
+    workers.received()
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -77,8 +77,8 @@ async def test_unreadable_records_fail_only_one_claim(
         patch.setattr(lease_jobs, "claim", fail)
         workers.jobs(1)
         workers.turn()
-    told = [each for each in workers.told() if each.get("cid") == waiting]
-    assert told == [{"cid": waiting, "status": APPLICATION_ERROR}]
+    replies = [each for each in workers.received() if each.get("cid") == waiting]
+    assert replies == [{"cid": waiting, "status": APPLICATION_ERROR}]
     workers.jobs(1)
     assert workers.pages() == [(1, [1])], "the next one in the line"
 
@@ -93,7 +93,7 @@ async def test_an_iteration_leases_a_bounded_number_of_jobs_and_serves_all_wait_
     for topic in ("a", "b"):
         workers.queue(topic)
         workers.jobs(100, topic)
-    workers.told()
+    workers.received()
     of_a = [workers.claim("a", max=10) for _ in range(4)]
     of_b = [workers.claim("b", max=10) for _ in range(2)]
     served = []
@@ -108,7 +108,7 @@ async def test_large_jobs_count_more_than_small_ones(workers: QueueHarness) -> N
     for _ in range(40):
         workers.append("q", "x" * 1_000_000)
     workers.synced()  # Some of them write to the log if this takes long
-    workers.told()
+    workers.received()
     for _ in range(40):
         workers.claim()
     assert [len(workers.claimed()) for _ in range(4)] == [17, 17, 6, 0]
@@ -122,7 +122,7 @@ async def test_the_rest_of_an_iteration_is_served_without_another_message(
     for _ in range(3):
         workers.claim()
     await wait_all_tasks_blocked()
-    assert [seqs_of(answer) for answer in workers.told()] == [[1], [2], [3]]
+    assert [seqs_of(answer) for answer in workers.received()] == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize("jitter_ms", [0, 100])
@@ -139,7 +139,7 @@ async def test_a_pass_that_ends_early_continues_in_the_next_iteration_until_all_
     await trio.sleep(0.2)
     workers.nack(*exhausted)
     workers.jobs(2)
-    workers.told()
+    workers.received()
     hasty, other = workers.claim(), workers.claim()
     await trio.sleep(0.2)
     assert workers.claimed() == [(hasty, [21]), (other, [22])]
@@ -217,8 +217,8 @@ async def test_a_window_ends_when_all_its_claims_are_cancelled(
 
 
 async def test_exhausted_jobs_are_reported_and_do_not_use_up_a_claim(workers: QueueHarness) -> None:
-    told: list[str] = []
-    workers.services.job_dispatch._on_dead = lambda topic: told.append(topic.name)
+    notified: list[str] = []
+    workers.services.job_dispatch._on_dead = lambda topic: notified.append(topic.name)
     workers.queue(max_deliveries=1, dead_letter="dlq")
     workers.jobs(2)
     workers.claim()
@@ -226,7 +226,7 @@ async def test_exhausted_jobs_are_reported_and_do_not_use_up_a_claim(workers: Qu
     workers.nack(1)
     claim = workers.claim()
     assert workers.claimed() == [(claim, [2])]
-    assert told == ["q"]
+    assert notified == ["q"]
 
 
 # Jobs that are moved
@@ -240,13 +240,13 @@ async def spend(workers: QueueHarness) -> None:
     assert await claimed(workers) == [1]
     workers.nack(1)
     await run_log(workers)
-    assert [told["nacked"] for told in workers.told()] == [1]
+    assert [reply["nacked"] for reply in workers.received()] == [1]
 
 
 async def claimed(workers: QueueHarness) -> list[int]:
     """Return the seqs of the jobs that claims have received since the last call."""
     await run_log(workers)
-    return [job["$seq"] for told in workers.told() for job in told.get("claimed", ())]
+    return [job["$seq"] for reply in workers.received() for job in reply.get("claimed", ())]
 
 
 async def test_a_pass_that_finds_an_exhausted_job_moves_it(workers: QueueHarness) -> None:

@@ -23,7 +23,7 @@ def held(workers: QueueHarness, monkeypatch: pytest.MonkeyPatch) -> QueueHarness
     workers.queue(durability="fsync")
     workers.append("q", 1, 2, 3, 4, 5)
     workers.synced()
-    workers.told()
+    workers.received()
     workers.claim(max=5)
     workers.claimed()
     return workers
@@ -43,7 +43,7 @@ async def test_the_reply_waits_for_every_slice(held: QueueHarness) -> None:
     held.synced()
     for count in (1, 2, 3):
         await turn_over(held)
-        assert (held.told(), lease_frames(held)) == ([], count)
+        assert (held.received(), lease_frames(held)) == ([], count)
         held.synced()
     await turn_over(held)
     assert held.answer()["config"]["leases_durable"] is True
@@ -58,12 +58,12 @@ async def test_a_second_put_writes_all_slices_again(held: QueueHarness) -> None:
     held.synced()
     await turn_over(held)
     held.put("q", leases_durable=True)
-    assert held.told() == []
+    assert held.received() == []
     answers = []
     for _ in range(8):
         held.synced()
         await turn_over(held)
-        answers += held.told()
+        answers += held.received()
     assert [each["status"] for each in answers] == [200, 200]
 
 
@@ -80,7 +80,7 @@ async def test_a_rejected_slice_rejects_the_put_and_is_written_by_the_next_put(
     for _ in range(6):
         held.synced()
         await turn_over(held)
-        answers += held.told()
+        answers += held.received()
     assert [each["status"] for each in answers] == [200]
 
 
@@ -94,5 +94,5 @@ async def test_a_put_that_is_reverted_in_the_meantime_still_gets_its_reply(
     for _ in range(3):
         held.synced()
         await turn_over(held)
-        answers += held.told()
+        answers += held.received()
     assert [each["config"]["leases_durable"] for each in answers] == [False, True]

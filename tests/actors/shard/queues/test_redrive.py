@@ -290,12 +290,12 @@ async def test_a_redrive_ends_after_too_many_records_that_cannot_be_moved(
 
 
 async def test_rejected_jobs_are_claimable_again_as_before(harness: ShardHarness) -> None:
-    told: list[Topic] = []
-    harness.loop.services.redrives._note_claimable = told.append
+    notified: list[Topic] = []
+    harness.loop.services.redrives._note_claimable = notified.append
     queue = make_queue(harness, "q", "x", "y")
     redrive(harness, "q", to="gone")
     assert counts(await answer(harness)) == (0, 0, 2, "topic_not_found")
-    assert told[0] is queue
+    assert notified[0] is queue
     assert claim(harness, queue) == [1, 2]
 
 
@@ -620,13 +620,13 @@ async def test_temporarily_unreadable_records_fail_the_redrive_and_stay(
     def records_of(*_: object) -> Any:
         raise OSError(24, "too many open files")
 
-    told: list[Topic] = []
-    monkeypatch.setattr(harness.loop.services.redrives, "_note_claimable", told.append)
+    notified: list[Topic] = []
+    monkeypatch.setattr(harness.loop.services.redrives, "_note_claimable", notified.append)
     number = redrive(harness, "q", to="a")
     with monkeypatch.context() as patched:
         patched.setattr(claims, "records_of", records_of)
         await run_log(harness)
-    assert told == [queue], "who waits for jobs is told that they are there again"
+    assert notified == [queue], "who waits for jobs is notified that they are there again"
     ((answered, body),) = harness.bodies()
     assert (answered, "code" in body) == (number, True)
     assert claim(harness, queue) == [1]

@@ -31,7 +31,7 @@ async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
     workers.queue(jobs=3)
     number = workers.open(2, lease_ms=700)
     workers.turn()
-    answer, page = workers.told()
+    answer, page = workers.received()
     assert (answer["cid"], answer["status"]) == (number, 200)
     assert (page["work"], page["seqs"]) == (1, [1, 2])
     assert [job["$seq"] for job in page["jobs"]] == [1, 2]
@@ -121,17 +121,17 @@ async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(
     claim = workers.claim(wait_ms=30_000, node="w")
     workers.open(1, work=2, node="t")
     workers.turn()
-    workers.told()
+    workers.received()
     workers.append("q", 1, 2, 3)
     workers.turn()
-    told = [each for each in workers.told() if "outcomes" not in each][-3:]
-    assert [each.get("work") or each["cid"] for each in told] == [1, claim, 2]
+    messages = [each for each in workers.received() if "outcomes" not in each][-3:]
+    assert [each.get("work") or each["cid"] for each in messages] == [1, claim, 2]
     workers.taken(2)
     workers.ack(3, node="t")
     workers.taken(1)
     workers.ack(1, node="s")
     workers.turn()
-    workers.told()
+    workers.received()
     workers.append("q", 4)
     assert workers.pages() == [(2, [4])], "it had room first"
 
@@ -167,7 +167,7 @@ async def test_a_page_that_was_not_shown_to_the_client_counts_no_delivery(
         assert workers.pages() == [(1, [3])]
     else:
         workers.jobs(1)
-    workers.told()
+    workers.received()
     workers.close(pages=pages)
     workers.claim(max=9)
     workers.turn()
@@ -219,9 +219,9 @@ async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueHarn
     workers.jobs(1, "other")
     claim = workers.claim()
     workers.turn()
-    told = workers.told()
-    assert [each["seqs"] for each in told if "event" in each] == [[1]]
-    assert [each["cid"] for each in told if each.get("claimed")] == [claim]
+    messages = workers.received()
+    assert [each["seqs"] for each in messages if "event" in each] == [[1]]
+    assert [each["cid"] for each in messages if each.get("claimed")] == [claim]
 
 
 @pytest.mark.parametrize("kind", [None, "log", "queue"])
@@ -232,14 +232,14 @@ async def test_a_deleted_queue_ends_its_streams_even_if_it_is_recreated(
     workers.open(1, work=1)
     workers.open(1, work=2)
     workers.turn()
-    workers.told()
+    workers.received()
     workers.delete("q")
     if kind is not None:
         workers.put("q", type=kind)
     workers.synced()
     workers.turn()
-    ended = [told for told in workers.told() if "event" in told]
-    assert [(told["event"], told["work"], told["error"]) for told in ended] == [
+    ended = [message for message in workers.received() if "event" in message]
+    assert [(message["event"], message["work"], message["error"]) for message in ended] == [
         ("work.ended", 2, "not_a_queue"),
         ("work.ended", 1, "not_a_queue"),
     ]
@@ -261,7 +261,9 @@ async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
     assert topic.jobs.leases.loosened, "its lease has ended meanwhile"
     workers.synced()
     workers.turn()
-    assert [told["event"] for told in workers.told() if "event" in told] == ["work.ended"]
+    assert [message["event"] for message in workers.received() if "event" in message] == [
+        "work.ended"
+    ]
 
 
 async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
@@ -278,7 +280,7 @@ async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
     with monkeypatch.context() as patch:
         patch.setattr(lease_jobs, "claim", fail)
         workers.turn()
-    (ended,) = workers.told()
+    (ended,) = workers.received()
     assert (ended["event"], ended["error"]) == ("work.ended", "internal")
     claim = workers.claim()
     assert workers.claimed() == [(claim, [1])]
@@ -287,11 +289,11 @@ async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
 async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueHarness) -> None:
     workers.queue()
     workers.make("log", durability="ephemeral")
-    told = {
+    expected = {
         workers.open(topic="log"): "not_a_queue",
         workers.open(topic="nowhere"): "topic_not_found",
     }
-    assert dict(workers.answers()) == told
+    assert dict(workers.answers()) == expected
     workers.put("other")
     workers.failed(BROKEN)
     workers.answers()
@@ -377,7 +379,7 @@ async def test_a_shard_that_temporarily_cannot_write_keeps_its_streams(
     workers.open(1)
     waiting = workers.claim(wait_ms=30_000)
     workers.turn()
-    workers.told()
+    workers.received()
     workers.loop.context.disk.is_stalled = True
     await trio.sleep(0.6)
     assert workers.answers() == [(waiting, "not_ready")]
@@ -398,7 +400,9 @@ async def test_a_stream_that_holds_too_many_jobs_after_a_lost_ack_does_not_block
     workers.ack(1, node="s")
     other = workers.claim()
     workers.turn()
-    (claimed, page) = (told for told in workers.told() if "claimed" in told or "event" in told)
+    (claimed, page) = (
+        message for message in workers.received() if "claimed" in message or "event" in message
+    )
     assert (claimed["cid"], page["seqs"]) == (other, [3])
     workers.failed(FULL)
     workers.failed(FULL)

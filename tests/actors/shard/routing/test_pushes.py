@@ -46,7 +46,7 @@ class FakePeers:
         _, _, then = self.asked.pop(0)
         then(answer or FakeReply(RouterSyncResult(orphans, [])))
 
-    def told(self) -> list[tuple[int, list[int], list[int], bool]]:
+    def received(self) -> list[tuple[int, list[int], list[int], bool]]:
         """Return shard, ids, removed ids and `is_all` of each message without a reply."""
         return [
             (shard, [row[0] for row in params.routers], [*params.removed], params.is_all)
@@ -81,7 +81,7 @@ def bench(harness: ShardHarness) -> Bench:
 async def test_a_shard_receives_all_routers_with_an_end_on_it(bench: Bench) -> None:
     bench.pushes.push_all(0)
     bench.pushes.push_all(1)
-    assert bench.peers.told() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
+    assert bench.peers.received() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
 
 
 async def test_a_change_is_sent_to_both_ends_in_one_message_each(
@@ -95,7 +95,7 @@ async def test_a_change_is_sent_to_both_ends_in_one_message_each(
 
     nursery.start_soon(push)
     await trio.testing.wait_all_tasks_blocked()
-    assert bench.peers.told() == [(0, [2], [1], False), (1, [2], [], False)]
+    assert bench.peers.received() == [(0, [2], [1], False), (1, [2], [], False)]
     bench.peers.answer()
     bench.peers.answer(AWAY)
     await trio.testing.wait_all_tasks_blocked()
@@ -133,7 +133,7 @@ async def test_a_shard_that_refused_a_change_is_sent_the_complete_list(
     assert not bench.pushes.is_up_to_date(0)
     bench.graph.remove(2)
     await trio.sleep(pushes.RETRY_S + 0.1)
-    assert bench.peers.told() == [(0, [1], [], True)], "one message with the current graph"
+    assert bench.peers.received() == [(0, [1], [], True)], "one message with the current graph"
     bench.peers.answer()
     assert bench.pushes.is_up_to_date(0)
 
@@ -147,7 +147,7 @@ async def test_an_unreachable_shard_is_sent_nothing(
     bench.peers.answer(Internal("a bug"))
     bench.peers.there = set()
     await trio.sleep(10)
-    assert bench.peers.told() == []
+    assert bench.peers.received() == []
 
 
 async def test_a_push_times_out_if_the_shard_does_not_reply(

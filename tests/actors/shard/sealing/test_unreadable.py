@@ -81,7 +81,7 @@ def lost_silently(before: Seen, after: Seen) -> dict[str, set[int]]:
             lost := {
                 seq
                 for seq, record in records.items()
-                if after.shown[name].get(seq) != record and seq not in after.told[name]
+                if after.shown[name].get(seq) != record and seq not in after.reported[name]
             }
         )
     }
@@ -104,7 +104,7 @@ def test_truncating_a_mapped_file_loses_only_its_records_and_reports_them(
             os.truncate(file, size // 3 // PAGE_BYTES * PAGE_BYTES)
             after = use(client)
             assert not lost_silently(before, after), file
-            if any(after.told[name] - before.told[name] for name in after.told):
+            if any(after.reported[name] - before.reported[name] for name in after.reported):
                 assert any(path == file for path, _ in client.commits.store._reported), file
 
     in_a_process(cut_and_use)
@@ -153,7 +153,7 @@ def test_an_unreadable_sector_loses_only_its_records_and_reports_them(
             break_off()
             after = seen(client)
             assert not lost_silently(before, after)
-            assert any(after.told[name] - before.told[name] for name in after.told)
+            assert any(after.reported[name] - before.reported[name] for name in after.reported)
             found = [each for each in verify_directory(path, 1) if isinstance(each, Finding)]
             assert any(each.reason == CANNOT_READ for each in found)
 
