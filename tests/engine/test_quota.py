@@ -179,10 +179,10 @@ def test_a_topic_may_take_the_free_bytes_unless_its_own_cap_evicts() -> None:
     assert shard.quota.bytes_left_for(topic("free")) == 200
     assert shard.quota.bytes_left_for(topic("small")) is None
     assert shard.quota.bytes_left_for(topic("large")) == 200
-    assert not shard.quota.cap.is_scarce
+    assert not shard.quota.cap.is_nearly_full
     shard.bytes.others = 1100
     assert shard.quota.bytes_left_for(topic("free")) == 0
-    assert shard.quota.cap.is_scarce
+    assert shard.quota.cap.is_nearly_full
 
 
 NAMES = st.sampled_from("ab")

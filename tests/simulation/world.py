@@ -451,7 +451,7 @@ class IdleGuard:
     def __init__(self) -> None:
         self.links: set[Any] = set()
 
-    def schedule_visit(self) -> None:
+    def schedule_check(self) -> None:
         """Flush the links of each process, as its loop does."""
 
 

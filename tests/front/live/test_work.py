@@ -302,7 +302,7 @@ async def test_under_pressure_jobs_are_confirmed_late_and_the_client_gets_a_noti
 ) -> None:
     client = await worker(front)
     press(front.pressure, pace=1.0)
-    front.pressure.bands.learn("jobs", 0)
+    front.pressure.bands.store("jobs", 0)
     await jobs(front, 1)
     error = b'{"code":429,"error":"watch throttled under CPU pressure"'
     received = client.receive()

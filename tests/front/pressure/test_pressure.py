@@ -154,7 +154,7 @@ def test_writes_to_all_shards_wait_for_the_loop(harness: PressureHarness) -> Non
 
 
 def test_writes_have_the_learned_band_of_their_topic(harness: PressureHarness) -> None:
-    harness.pressure.bands.learn("top", TOP_BAND)
+    harness.pressure.bands.store("top", TOP_BAND)
     refused = 0
     for _ in range(100):
         for _ in range(20):
@@ -168,7 +168,7 @@ def test_a_stream_has_the_highest_band_of_its_topics(pressed: PressureHarness) -
     assert not all(pressed.opens("wid_1", "t") for _ in range(100))
     pressed.now += RETRY_MAX_S
     assert pressed.opens("wid_1", "t"), "the promise was not kept"
-    pressed.pressure.bands.learn("top", TOP_BAND)
+    pressed.pressure.bands.store("top", TOP_BAND)
     pressed.run(TICK_S, lag_ms=10.0)
     assert all(pressed.opens("wid_2", "t", "top") for _ in range(100))
 
@@ -265,12 +265,12 @@ def test_a_bounded_number_of_bands_other_than_the_default_is_kept(
     bands = Bands()
     for topic in "abc":
         assert bands.of(topic) == NEW_BAND
-        bands.learn(topic, TOP_BAND)
-    bands.learn("c", NEW_BAND)
-    bands.learn("a", 3)
-    bands.learn("d", TOP_BAND)
+        bands.store(topic, TOP_BAND)
+    bands.store("c", NEW_BAND)
+    bands.store("a", 3)
+    bands.store("d", TOP_BAND)
     assert [bands.of(topic) for topic in "abcd"] == [3, TOP_BAND, NEW_BAND, TOP_BAND]
-    bands.learn("e", 0)
+    bands.store("e", 0)
     assert [bands.of(topic) for topic in "abde"] == [3, NEW_BAND, TOP_BAND, 0], "drop the oldest"
 
 

@@ -117,7 +117,7 @@ async def test_large_jobs_count_more_than_small_ones(workers: QueueHarness) -> N
 async def test_the_rest_of_an_iteration_is_served_without_another_message(
     workers: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", job_dispatch.VISIT_COST + 1)
+    monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", job_dispatch.PASS_COST + 1)
     workers.queue(jobs=3)
     for _ in range(3):
         workers.claim()

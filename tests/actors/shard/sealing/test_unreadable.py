@@ -56,7 +56,7 @@ def in_a_process(task: Callable[[], None]) -> None:
 def use(client: Sealer) -> Seen:
     """Run all operations that read mapped files. Return the state that readers saw first."""
     found = seen(client)
-    client.commits.store.forget_asked()
+    client.commits.store.discard_prefetched()
     for name in ("a", "b", "dest", "long"):
         client.page(name)
     for match in (TagMatch("Eq", "even"), TagMatch("Glob", "o")):
@@ -99,7 +99,7 @@ def test_truncating_a_mapped_file_loses_only_its_records_and_reports_them(
             file, before = kinds(path)[kind][number], seen(client)
             if not is_read_before:
                 client.shard.segments.maps.close()
-            client.commits.store.forget_asked()
+            client.commits.store.discard_prefetched()
             size = file.stat().st_size
             os.truncate(file, size // 3 // PAGE_BYTES * PAGE_BYTES)
             after = use(client)
@@ -149,7 +149,7 @@ def test_an_unreadable_sector_loses_only_its_records_and_reports_them(
             client = Sealer(path, file_bytes=FILE_BYTES)
             before = seen(client)
             client.shard.segments.maps.close()
-            client.commits.store.forget_asked()
+            client.commits.store.discard_prefetched()
             break_off()
             after = seen(client)
             assert not lost_silently(before, after)
