@@ -84,7 +84,7 @@ class Client(threading.Thread):
 
     def __init__(self, soak: Soak, topic: str = "") -> None:
         super().__init__(name=f"{type(self).__name__} {topic}", daemon=True)
-        self.soak, self.topic, self.dice = soak, topic, random.Random(topic)
+        self.soak, self.topic, self.rng = soak, topic, random.Random(topic)
         self.client = Topics(soak.url, key="", on_pause=soak.failed)
         self.turns, self.pause_s = 0, 0.0
 
@@ -114,7 +114,7 @@ class Writer(Client):
         first, size = self.soak.next[self.topic], 50 if self.turns % 4 == 3 else 1
         numbers = range(first, first + size)
         self.soak.next[self.topic] += size
-        began, size_of = monotonic(), self.dice.randrange
+        began, size_of = monotonic(), self.rng.randrange
         try:
             self.append([{"data": [each, began, "x" * size_of(3000)]} for each in numbers])
             self.soak.timed("appends", began)
@@ -309,9 +309,9 @@ class Browser(Client):
     """Reads old pages."""
 
     def turn(self) -> None:
-        topic = self.client.topic(self.dice.choice(["disk", "fsync", "mid", "sink"]))
+        topic = self.client.topic(self.rng.choice(["disk", "fsync", "mid", "sink"]))
         state = topic.state()
-        (*_,) = topic.read(self.dice.randint(state.earliest_seq - 1, state.head_seq), limit=50)
+        (*_,) = topic.read(self.rng.randint(state.earliest_seq - 1, state.head_seq), limit=50)
 
 
 def fill(url: str, megabytes: int) -> None:

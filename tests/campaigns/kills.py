@@ -92,7 +92,7 @@ class Day:
 
     def __init__(self, server: Server, seed: int, seconds: float, kills: int) -> None:
         self._server, self._seconds, self._kills = server, seconds, kills
-        self._dice = random.Random(f"{seed}/killer")
+        self._rng = random.Random(f"{seed}/killer")
         self.history = History(time.monotonic, time.time)
         calls = int(max(2400, CALLS_A_SECOND * seconds))
         self._work = Work(seed, self._connect, self.history, SHARDS, span_s=seconds, calls=calls)
@@ -134,17 +134,17 @@ class Day:
         """Kill processes, sometimes before the previous one has restarted, and cut networks."""
         count = self._kills * (1 + CUTS_A_KILL)
         for _ in range(count):
-            await trio.sleep(self._dice.expovariate(1.0) * self._seconds / (count + 1))
+            await trio.sleep(self._rng.expovariate(1.0) * self._seconds / (count + 1))
             if self.history.at > self._seconds:
                 break
-            if self._dice.random() * (1 + CUTS_A_KILL) < 1:
+            if self._rng.random() * (1 + CUTS_A_KILL) < 1:
                 await self._kill()
             else:
                 self._cut()
 
     async def _kill(self) -> None:
         roles = await trio.to_thread.run_sync(self._server.roles)
-        role = self._dice.choice([*sorted(roles), EVERYTHING, OPERATOR])
+        role = self._rng.choice([*sorted(roles), EVERYTHING, OPERATOR])
         if role == OPERATOR:
             await self._operate()
             return
@@ -159,9 +159,9 @@ class Day:
 
     async def _operate(self) -> None:
         """Change the directory of a running server as an operator might, and restore it."""
-        server, dice = self._server, self._dice
+        server, rng = self._server, self._rng
         self.history.happened("fault", EVERYTHING, "directory")
-        if dice.random() < 0.3:
+        if rng.random() < 0.3:
             self.harm["deleted LOCK"] += 1
             (server.data_dir / "LOCK").unlink()
             if not await trio.to_thread.run_sync(is_refused, server.data_dir):
@@ -173,12 +173,12 @@ class Day:
             server.data_dir.rename(elsewhere)
             await trio.to_thread.run_sync(copy_tree, elsewhere, server.data_dir)
             before = image(server.data_dir)
-            await trio.sleep(dice.choice((0.0, 1.0, 2.0)))
+            await trio.sleep(rng.choice((0.0, 1.0, 2.0)))
             roles = await trio.to_thread.run_sync(server.roles)
-            if dice.random() < 0.5 and (role := dice.choice([*sorted(roles)])):
+            if rng.random() < 0.5 and (role := rng.choice([*sorted(roles)])):
                 kill_one(roles[role])
                 self.history.happened("kill", role)
-                await trio.sleep(dice.choice((0.0, 1.0, 2.0)))
+                await trio.sleep(rng.choice((0.0, 1.0, 2.0)))
             await self._end_somehow()
             if image(server.data_dir) != before:
                 self.problems.append("a directory that replaced the server's own was changed")
@@ -189,7 +189,7 @@ class Day:
         self.history.happened("mended", EVERYTHING)
 
     async def _end_somehow(self) -> None:
-        is_stop = self._dice.random() < 0.5
+        is_stop = self._rng.random() < 0.5
         await self._end(*(("stop", self._server.stop) if is_stop else ("kill", self._server.kill)))
 
     async def _end(self, what: str, act: Callable[[], None]) -> None:
@@ -203,9 +203,9 @@ class Day:
         self._cables = [cable for cable in self._cables if cable.stream.socket.fileno() >= 0]
         if not self._cables:
             return
-        cable = self._dice.choice(self._cables)
+        cable = self._rng.choice(self._cables)
         cable.pull()
-        if self._dice.random() < 0.5:
+        if self._rng.random() < 0.5:
             cable.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             cable.stream.socket.close()
             what = "reset"

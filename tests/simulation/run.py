@@ -85,13 +85,13 @@ def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Res
 
 
 async def _live(world: World, span_s: float, cut_s: float | None) -> None:
-    has_keys = world.dice.random() < KEYED
+    has_keys = world.rng.random() < KEYED
     if has_keys:
         world.set_keys("key0")
     world.start()
     await world.ready()
     fates = Faults(world)
-    calls = world.dice.choice(CALLS)
+    calls = world.rng.choice(CALLS)
     work = Work(
         *(world.seed, world.connect, world.history, SHARDS),
         span_s=span_s,

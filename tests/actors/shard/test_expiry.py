@@ -175,19 +175,19 @@ async def test_topics_of_a_start_are_scheduled_a_bounded_number_at_a_time(
 async def test_each_topic_with_expiring_records_is_always_scheduled_in_time(
     harness: ShardHarness, time: Time
 ) -> None:
-    dice, names = random.Random(7), ["a", "b", "c"]
+    rng, names = random.Random(7), ["a", "b", "c"]
     filled(harness, *names)
     for _ in range(400):
-        name = dice.choice(names)
-        match dice.randrange(8):
+        name = rng.choice(names)
+        match rng.randrange(8):
             case 0:
-                harness.put(name, ttl_ms=dice.choice([0, 700, 3000, 30_000]))
+                harness.put(name, ttl_ms=rng.choice([0, 700, 3000, 30_000]))
             case 1:
                 harness.delete_records(name, before_seq=harness.engine.topic(name).start_seq + 2)
             case 2 | 3 | 4:
-                harness.append(name, *range(dice.randrange(1, 4)))
+                harness.append(name, *range(rng.randrange(1, 4)))
         harness.synced()
-        time.to(time.ts + dice.choice([1, 100, 900, SWEEP_MS]))
+        time.to(time.ts + rng.choice([1, 100, 900, SWEEP_MS]))
         for topic in harness.engine.topics.values():
             due = retention.next_expiry(topic, harness.engine.store)
             if due is not None:
