@@ -127,7 +127,7 @@ class WorkloadRun:
     async def _route(self, source: str, dest: str) -> None:
         params = RouterParams(dest, None, 0)
         body = json_bytes({"source": source, "dest": dest, "create_dest": False})
-        if await self._answer(self.harness.ask(ROUTER_PUT, params, body)) is not None:
+        if await self._answer(self.harness.request(ROUTER_PUT, params, body)) is not None:
             self.journal.routed.add(dest)
 
     async def _copies(self) -> None:

@@ -1,5 +1,5 @@
-"""Faults of a world's machine, drawn from its random generator: crashes, power losses, clock jumps, disk
-faults.
+"""Faults of a world's machine, drawn from its random generator: crashes, power losses, clock
+jumps, disk faults.
 """
 
 from __future__ import annotations

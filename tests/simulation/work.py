@@ -222,7 +222,7 @@ class Work:
 
 
 class Actor(Client):
-    """A simulated client. It calls ``turn`` repeatedly in every burst. ``turns`` is the approximate
+    """A simulated client. It calls ``step`` repeatedly in every burst. ``turns`` is the approximate
     number of all turns.
     """
 
@@ -241,19 +241,19 @@ class Actor(Client):
         self.slow = 0.1 if work.has["slow bodies"] else 0.0
         while self._is_steady and work.has["steady"]:
             await trio.sleep(rng.expovariate(self._turns / work.span_s))
-            await self.turn()
+            await self.step()
         for number, (begins, ends, length_s) in enumerate(work.bursts, 1):
             await trio.sleep_until(began + begins + rng.choice((0.0, 0.0, 0.001)))
             turns = 1 + int(rng.expovariate(0.7) * self._turns / len(work.bursts))
             for _ in range(turns):
-                await self.turn()
+                await self.step()
                 await trio.sleep(rng.expovariate(1.0) * length_s / turns)
                 is_over = trio.current_time() >= began + ends
                 if is_over or work.asked >= work.calls * number / len(work.bursts):
                     break
         await trio.sleep_forever()
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         raise NotImplementedError
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
@@ -309,7 +309,7 @@ class Appender(Actor):
         self._last: tuple[Topic, str] | None = None  # the last use of a key
         self._done: tuple[str, dict[str, Any], dict[str, str]] | None = None
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         if self._done is not None and self.has("late repeats", 0.3):
             path, body, headers = self._done
             await self.surely("POST", path, body, **headers)
@@ -382,7 +382,7 @@ class Reader(Actor):
         if self.has("nodes"):
             self._view |= self.some(0.3, node=(NODES[0], [*NODES[1:]]))
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         rng, topic = self.rng, self.rng.choice(self._topics)
         from_seq, epoch = self._at.get(topic.name, (0, None))
         if rng.random() < 0.05:
@@ -413,7 +413,7 @@ class Watcher(Actor):
         if self.has("nodes"):
             self.options |= self.some(0.3, node=NODES)
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         if not self._url and not await self._subscribe():
             return
         headers = {}
@@ -466,7 +466,7 @@ class Watcher(Actor):
 class Follower(Watcher):
     """Follows topics with one request, and resumes with the last event id."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         query: list[tuple[str, Any]] = [("topic", topic) for topic in self.at]
         query += [(name, str(value).lower()) for name, value in self.options.items()]
         headers = {}
@@ -481,7 +481,7 @@ class Follower(Watcher):
 class Deleter(Actor):
     """Deletes records below a seq, by tag, or both."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.any_topic()
         body = self.some(0.6, before_seq=[self.near(topic)], match=MATCHES)
         await self.call("POST", f"{topic.path}/delete", body or {"match": "red:2"})
@@ -490,7 +490,7 @@ class Deleter(Actor):
 class Configurer(Actor):
     """Changes configs, sometimes to one that must be refused."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         rng, topic, work = self.rng, self.topic(), self.work
         kept = topic.config.get("durability", "fsync")
         durability = rng.choice(CLASSES) if rng.random() < 0.15 else kept
@@ -510,7 +510,7 @@ class Configurer(Actor):
 class Recreator(Actor):
     """Deletes topics and recreates them, immediately or later, sometimes with another type."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topics = [self.topic() for _ in range(self.rng.choice((1, 1, 3)))]
         if self.has("mixed routes", 0.3):
             topics.append(self.rng.choice(self.work.dests))
@@ -545,7 +545,7 @@ class Worker(Actor):
         self.node = "crew" if self.rng.random() < 0.2 else self.name
         self._old: list[Held] = []  # acked or not, leased or not
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.queue()
         body: dict[str, Any] = {"node": self.node, "max": self.rng.choice((1, 1, 2, 5, 50))}
         body |= self.some(0.6, lease_ms=[self.ms(200, 2000, 30_000, 300_000)])
@@ -597,7 +597,7 @@ class Worker(Actor):
 class Pushed(Worker):
     """A worker that receives jobs over an event stream."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.queue()
         asked: dict[str, Any] = {"node": self.node, "max": self.rng.choice((1, 3, 20))}
         asked |= self.some(0.7, lease_ms=[self.ms(500, 5000, 60_000)])
@@ -626,7 +626,7 @@ class Redriver(Actor):
             Client(self.name, work.connect, work.history, self.rng, self._token) for _ in range(2)
         ]
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.topic("dead")
         if self.has("strays", 0.6):
             await self._stray(topic)
@@ -673,7 +673,7 @@ class BackupClient(Redriver):
         self._count, self._left = 0, BACKUPS_MAX
         self._others = [self.work.client(self.name, self.rng) for _ in range(2)]
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         if not self._left or self.rng.random() > BACKUP_SHARE:
             return
         self._left -= 1
@@ -710,7 +710,7 @@ class RouterMaker(Actor):
             self._plan = [(source, dest) for dest in dests]
         self._made: list[str] = []
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         rng, draw = self.rng, self.rng.random()
         while self._plan:
             await self._put(*self._plan.pop(0))
@@ -741,7 +741,7 @@ class RouterMaker(Actor):
 class Lister(Actor):
     """Reads states, lists and leases."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic, size = self.any_topic(), self.rng.choice((1, 5, 1000))
         paths = (
             *(topic.path, f"{topic.path}?touch=false", f"{topic.path}/leases?page_size={size}"),

@@ -42,11 +42,11 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 class Front(ShardHarness):
     """A front with feeds. ``take`` sorts the messages of the shard. No pages are made before
-    `turn`, `written` or `synced`.
+    `end_iteration`, `written` or `synced`.
     """
 
     def open(self, topic: str, feed: int = 1, **view: Any) -> int:
-        return self.ask(FEED_OPEN, FeedOpenParams(feed, topic, VIEW._replace(**view)))
+        return self.request(FEED_OPEN, FeedOpenParams(feed, topic, VIEW._replace(**view)))
 
     def make(self, topic: str, **config: Any) -> None:
         self.wire.take()
@@ -61,27 +61,27 @@ class Front(ShardHarness):
         **view: Any,
     ) -> int:
         params = FeedReadParams(topic, VIEW._replace(**view), from_seq, until_seq, epoch)
-        return self.ask(FEED_READ, params)
+        return self.request(FEED_READ, params)
 
     def close(self, feed: int = 1) -> None:
-        self.tell(FEED_CLOSE, FeedParams(feed))
+        self.notify(FEED_CLOSE, FeedParams(feed))
 
     def taken(self, feed: int = 1) -> None:
-        self.tell(FEED_TAKEN, FeedParams(feed))
+        self.notify(FEED_TAKEN, FeedParams(feed))
 
-    def turn(self) -> None:
+    def end_iteration(self) -> None:
         """Finish the iteration, as the actor does after each batch of messages."""
         self.loop.context.now = self.commits.now()
         self.loop.end_iteration()
 
     def written(self) -> OSError | None:
         error = super().written()
-        self.turn()
+        self.end_iteration()
         return error
 
     def synced(self) -> OSError | None:
         error = super().synced()
-        self.turn()
+        self.end_iteration()
         return error
 
     def events(self) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ class Front(ShardHarness):
             for event in events:
                 found.append(event)
                 self.taken(feed)
-            self.turn()
+            self.end_iteration()
         return found
 
 
@@ -168,7 +168,7 @@ class OnDisk(Front):
 
     async def settled(self) -> None:
         """Wait until everything is committed."""
-        self.turn()
+        self.end_iteration()
         with trio.fail_after(20):
             while len(self.commits):
                 await trio.lowlevel.checkpoint()

@@ -66,7 +66,7 @@ def relax(pressure: Pressure) -> None:
         governor.is_unthrottled, governor._late = True, 0.0
 
 
-def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
+def deliver(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
     """Deliver an event of a shard, by its method and the names of its params."""
     if method == calls.FEED_PAGE.method:
         live.page(shard, calls.FeedPageParams(**PAGE | params), body)
@@ -325,7 +325,7 @@ class LiveHarness:
 
     def event(self, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
         """Deliver an event of a shard."""
-        tell(self.live, shard, method, params, body)
+        deliver(self.live, shard, method, params, body)
 
 
 def page(

@@ -163,7 +163,7 @@ def redrive(
 ) -> int:
     """Request a redrive and return the number of the request."""
     params = RedriveParams(topic, prefixes, time.monotonic_ns())
-    return harness.ask(calls.REDRIVE, params, json_bytes(body))
+    return harness.request(calls.REDRIVE, params, json_bytes(body))
 
 
 def records(harness: ShardHarness, topic: str) -> list[dict[str, Any]]:

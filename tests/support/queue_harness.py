@@ -35,7 +35,9 @@ def trio_clock() -> Now:
 
 
 class QueueHarness(ShardHarness):
-    """A session of a front with a shard that has queues. Nothing is served before `turn`."""
+    """A session of a front with a shard that has queues. Nothing is served before
+    `run_iteration`.
+    """
 
     def __init__(self, folder: Path, nursery: trio.Nursery, **kwargs: Any) -> None:
         super().__init__(folder, nursery, **kwargs)
@@ -62,7 +64,7 @@ class QueueHarness(ShardHarness):
 
     def claim(self, topic: str = "q", *, node: str = "w", **fields: Any) -> int:
         params = calls.TopicParams(topic, time.monotonic_ns())
-        return self.ask(calls.CLAIM, params, json_bytes({"node": node, **fields}))
+        return self.request(calls.CLAIM, params, json_bytes({"node": node, **fields}))
 
     def ack(self, *seqs: int, topic: str = "q", node: str = "w", **fields: Any) -> int:
         return self._of_jobs(calls.ACK, topic, {"node": node, "seqs": seqs, **fields})
@@ -76,7 +78,7 @@ class QueueHarness(ShardHarness):
     def _of_jobs(
         self, call: Call[calls.TopicParams, calls.NoResult], topic: str, body: dict[str, Any]
     ) -> int:
-        return self.ask(call, calls.TopicParams(topic, time.monotonic_ns()), json_bytes(body))
+        return self.request(call, calls.TopicParams(topic, time.monotonic_ns()), json_bytes(body))
 
     def leases(
         self,
@@ -89,15 +91,17 @@ class QueueHarness(ShardHarness):
     ) -> int:
         at = time.monotonic_ns()
         params = calls.LeasesParams(topic, after, limit, node, with_ids, at)
-        return self.ask(calls.LEASES, params)
+        return self.request(calls.LEASES, params)
 
     def state(self, topic: str = "q") -> int:
-        return self.ask(calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns()))
+        return self.request(
+            calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns())
+        )
 
     def unclaimed(self, message: Received) -> None:
         """Report that the response to a claim reached no client."""
         params = calls.UnclaimedParams(message["topic"], message["number"], message["seqs"])
-        self.tell(calls.UNCLAIMED, params)
+        self.notify(calls.UNCLAIMED, params)
 
     # Work streams
 
@@ -110,24 +114,24 @@ class QueueHarness(ShardHarness):
         node: str = "s",
         lease_ms: int | None = None,
     ) -> int:
-        return self.ask(calls.WORK_OPEN, WorkOpenParams(work, topic, node, max_jobs, lease_ms))
+        return self.request(calls.WORK_OPEN, WorkOpenParams(work, topic, node, max_jobs, lease_ms))
 
     def taken(self, work: int = 1) -> None:
-        self.tell(calls.WORK_TAKEN, calls.WorkTakenParams(work))
+        self.notify(calls.WORK_TAKEN, calls.WorkTakenParams(work))
 
     def close(self, work: int = 1, *, pages: int = 1) -> None:
-        self.tell(calls.WORK_CLOSE, calls.WorkCloseParams(work, pages))
+        self.notify(calls.WORK_CLOSE, calls.WorkCloseParams(work, pages))
 
     # Iterations
 
-    def turn(self) -> None:
+    def run_iteration(self) -> None:
         """Run one iteration, as the actor does after each batch of messages."""
         self.loop.context.begin_iteration()
         self.loop.end_iteration()
 
-    def ask(self, call: Call[Any, Any], params: Any, body: bytes = b"") -> int:
+    def request(self, call: Call[Any, Any], params: Any, body: bytes = b"") -> int:
         self.loop.context.begin_iteration()
-        return super().ask(call, params, body)
+        return super().request(call, params, body)
 
     def close_session(self) -> None:
         """Replace the session, as a restarted front does."""
@@ -150,7 +154,7 @@ class QueueHarness(ShardHarness):
             code = envelope.data["code"] if envelope.data else envelope.code
             return {"cid": envelope.cid, "status": code}
         assert isinstance(envelope, Success)
-        call = self._asked[envelope.cid]
+        call = self._calls[envelope.cid]
         message: Received = {"cid": envelope.cid, "status": 200} | call.result._make(
             envelope.result
         )._asdict()
@@ -170,7 +174,7 @@ class QueueHarness(ShardHarness):
         """Return the replies to claims in order: the number of the claim and the seqs of
         its jobs.
         """
-        self.turn()
+        self.run_iteration()
         return [
             (message["cid"], seqs_of(message))
             for message in self.received()
@@ -179,7 +183,7 @@ class QueueHarness(ShardHarness):
 
     def pages(self) -> list[tuple[int, list[int]]]:
         """Return the pages of jobs in order: the number of the stream and the seqs."""
-        self.turn()
+        self.run_iteration()
         return [
             (message["work"], message["seqs"])
             for message in self.received()

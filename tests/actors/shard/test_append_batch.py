@@ -223,7 +223,9 @@ async def test_the_duration_of_each_request_counts_from_its_arrival_at_the_front
     raw = [json_bytes(body(number)) for number in range(3)]
     now, lengths = time.monotonic_ns(), [len(each) for each in raw]
     ats = [now, now - 5_000_000_000, now]
-    harness.ask(APPEND, AppendParams("a", None, True, None, now, lengths, ats=ats), b"".join(raw))
+    harness.request(
+        APPEND, AppendParams("a", None, True, None, now, lengths, ats=ats), b"".join(raw)
+    )
     harness.written()
     ((_, answers),) = harness.batches()
     took_s = [answer["performance"]["server_total_ms"] // 5000 for answer in answers]

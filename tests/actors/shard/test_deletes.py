@@ -144,7 +144,7 @@ async def test_the_reply_to_a_large_delete_is_sent_in_an_iteration(
         while len(sliced.wire.sent) <= len(gone):
             await wait_all_tasks_blocked()
             sliced.synced()
-    assert sent_in_turns[-1] == len(sliced.wire.sent), "the next turn may come much later"
+    assert sent_in_turns[-1] == len(sliced.wire.sent), "the next iteration may come much later"
     told = 200 if outcome == "done" else "topic_not_found"
     assert (number, told) in sliced.answers()
 

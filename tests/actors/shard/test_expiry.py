@@ -45,7 +45,7 @@ class Time:
     def service(self) -> Expiry:
         return self.harness.loop.services.expiry
 
-    def turn(self) -> None:
+    def sweep(self) -> None:
         """Run the next sweep, as a deadline does."""
         self.context.begin_iteration()
         self.service.sweep()
@@ -53,7 +53,7 @@ class Time:
 
     def to(self, ts: int) -> None:
         self.ts = ts
-        self.turn()
+        self.sweep()
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_an_iteration_sweeps_a_bounded_number_of_topics(
     filled(harness, *names)
     time.ts += SWEEP_MS
     for left in (6, 2, 0):
-        time.turn()
+        time.sweep()
         assert sum(count(harness, name) for name in names) == max(left, 0)
 
 

@@ -74,7 +74,7 @@ async def test_heads_of_existing_topics_are_returned(front: Front) -> None:
     front.append("a", 1, 2)
     front.written()
     front.wire.take()
-    front.ask(TOPIC_HEADS, TopicHeadsParams(["b", "none", "a"]))
+    front.request(TOPIC_HEADS, TopicHeadsParams(["b", "none", "a"]))
     a, b = front.engine.topic("a"), front.engine.topic("b")
     assert front.answer()["heads"] == {"b": [0, 1, b.epoch], "a": [2, 2, a.epoch]}
     assert a.last_read_ts is None
@@ -109,7 +109,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
     assert front.answer()["head_seq"] == 2
     front.open("a", 2)
     assert front.answer()["head_seq"] == 3
-    front.turn()
+    front.end_iteration()
     front.append("a", 4, 5)
     front.written()
     assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [4, 5])]
@@ -125,7 +125,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
     front.append("a", 7)  # handed over after the sync began
     front.flush()
     front.log.synced_lsn = front.log.written
-    front.turn()
+    front.end_iteration()
     assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [6]), (1, [6])]
 
 
@@ -163,7 +163,7 @@ async def test_a_strong_feed_continues_when_its_topic_no_longer_requires_syncs(
 def ahead(
     harness: ShardHarness, topic: str, page_count: int, **asked: int
 ) -> tuple[DiffAheadResult, bytes]:
-    harness.ask(DIFF_AHEAD, DiffAheadParams(topic, page_count), json_bytes(asked))
+    harness.request(DIFF_AHEAD, DiffAheadParams(topic, page_count), json_bytes(asked))
     (frame,) = harness.wire.take()
     answer = decode(frame.payload)
     assert isinstance(answer, Success)

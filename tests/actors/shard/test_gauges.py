@@ -59,7 +59,7 @@ class GaugeHarness(QueueHarness):
     async def settled(self) -> None:
         """Complete and commit all due work."""
         await wait_all_tasks_blocked()
-        self.turn()
+        self.run_iteration()
         while len(self.commits):
             await trio.lowlevel.checkpoint()
         self.wire.take()
@@ -327,7 +327,7 @@ async def test_what_waits_for_the_log_and_the_most_that_did_are_told(
     monkeypatch.setattr(harness.log.writer.state, "report", lambda _: None)
     for number in range(3):
         harness.append("a", number)
-    harness.turn()
+    harness.run_iteration()
     values = await harness.beat()
     depth = values["topics_wal_queue_depth"]
     assert depth >= 3

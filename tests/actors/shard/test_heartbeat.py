@@ -130,7 +130,7 @@ def slow(harness: ShardHarness) -> ShardHarness:
     return harness
 
 
-def turn(harness: ShardHarness, after_ms: int) -> int:
+def run_iteration(harness: ShardHarness, after_ms: int) -> int:
     """Run an iteration. Return the delay that the fronts then see."""
     harness.elapsed[0] += after_ms  # type: ignore[attr-defined]
     harness.loop.run_iteration()
@@ -143,7 +143,7 @@ def flood(harness: ShardHarness, count: int) -> None:
 
 
 async def test_an_idle_shard_has_no_delay(slow: ShardHarness) -> None:
-    assert [turn(slow, CHECK_INTERVAL_MS) for _ in range(3)] == [0, 0, 0]
+    assert [run_iteration(slow, CHECK_INTERVAL_MS) for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.slow
@@ -151,28 +151,28 @@ async def test_what_waits_in_the_inbox_delays(
     slow: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox = slow.loop.inbox
-    turn(slow, CHECK_INTERVAL_MS)
+    run_iteration(slow, CHECK_INTERVAL_MS)
     flood(slow, FIFO_MAX)
     slow.loop.services.heartbeat.publish_delay()
-    assert slow.cells.delay_ms == 0, "the next turn takes all of it"
+    assert slow.cells.delay_ms == 0, "the next iteration takes all of it"
     flood(slow, 4000)
     slow.loop.services.heartbeat.publish_delay()
     assert slow.cells.delay_ms == int(1000 * (FIFO_MAX + 4000) * FIRST_COST_S)
     while inbox.count:
         slow.loop.run_iteration()
-    assert turn(slow, CHECK_INTERVAL_MS) == 0
+    assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
 async def test_a_log_that_is_slower_than_usual_delays(slow: ShardHarness) -> None:
     slow.append("strong", 1)
     slow.flush()
     usual_ms = 2 * round(1000 * slow.commits.average_s)
-    assert turn(slow, CHECK_INTERVAL_MS) == 0
-    assert turn(slow, usual_ms) == 0
-    assert turn(slow, CHECK_INTERVAL_MS + 5) == CHECK_INTERVAL_MS + 5
-    assert turn(slow, 400) == CHECK_INTERVAL_MS + 405
+    assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
+    assert run_iteration(slow, usual_ms) == 0
+    assert run_iteration(slow, CHECK_INTERVAL_MS + 5) == CHECK_INTERVAL_MS + 5
+    assert run_iteration(slow, 400) == CHECK_INTERVAL_MS + 405
     slow.synced()
-    assert turn(slow, CHECK_INTERVAL_MS) == 0
+    assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
 async def test_each_group_that_the_log_does_begins_anew(slow: ShardHarness) -> None:
@@ -181,7 +181,7 @@ async def test_each_group_that_the_log_does_begins_anew(slow: ShardHarness) -> N
         slow.synced()
         slow.append("strong", 1)
         slow.flush()
-        assert turn(slow, CHECK_INTERVAL_MS) == 0
+        assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
 async def test_what_a_sync_usually_takes_is_learned(slow: ShardHarness) -> None:
@@ -210,7 +210,7 @@ async def test_a_turn_does_not_look_each_time(
 
     monkeypatch.setattr(heartbeat, "publish_delay", publish_delay)
     for _ in range(100):
-        turn(slow, 1)
+        run_iteration(slow, 1)
     assert len(looks) == 100 // CHECK_INTERVAL_MS
 
 
@@ -228,6 +228,6 @@ async def test_a_delay_ends_also_when_nothing_happens_any_more(
         harness.loop.run_iteration()
     assert harness.cells.delay_ms >= 100
     harness.log.sync()
-    harness.commits.advance()  # and no turn
+    harness.commits.advance()  # and no iteration
     await trio.sleep(3 * CHECK_INTERVAL_MS / 1000)
     assert harness.cells.delay_ms == 0

@@ -69,7 +69,7 @@ class InboxHarness:
         self.box.put(session or self.session, messages)
         return [*numbers]
 
-    def tell(self, event: Any = FEED_CLOSE, about: int = 1, session: Any = None) -> list[int]:
+    def put_event(self, event: Any = FEED_CLOSE, about: int = 1, session: Any = None) -> list[int]:
         """Add an event. Return the id of its message."""
         self._number += 1
         message = Message(
@@ -162,8 +162,8 @@ def test_a_cancellation_stays_behind_its_request(harness: InboxHarness) -> None:
     harness.put("high4", 300)
     *_, claim = harness.put("low0", 50, call=CLAIM)
     assert claim not in harness.next_batch()
-    [cancelled] = harness.tell(CALL_CANCELLED, claim)
-    [of_another] = harness.tell(CALL_CANCELLED, claim, other)
+    [cancelled] = harness.put_event(CALL_CANCELLED, claim)
+    [of_another] = harness.put_event(CALL_CANCELLED, claim, other)
     taken = harness.drain()
     assert taken.index(of_another) < taken.index(claim) < taken.index(cancelled)
     assert not harness.box._acks_by_call, "nothing is kept of what was taken"
@@ -174,7 +174,7 @@ def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(
 ) -> None:
     low, others = harness.put("low0", 300), []
     for _ in range(100):
-        others += harness.tell()
+        others += harness.put_event()
     taken = harness.drain()
     assert [number for number in taken if number in others] == others
     assert [number for number in taken if number in low] == low
@@ -229,7 +229,7 @@ def test_messages_tell_how_long_they_were_parked(harness: InboxHarness) -> None:
     turns = []
     while harness.box.count:
         turns.append([message.parked_ms for message in harness.messages()])
-        harness.now += 0.5  # the turn is ended, and other tasks run
+        harness.now += 0.5  # the iteration is ended, and other tasks run
     assert len(turns) > 3
     assert {*turns[0]} == {0.0}
     for number, waited in enumerate(turns[1:], 1):

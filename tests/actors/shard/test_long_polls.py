@@ -60,7 +60,7 @@ async def test_a_commit_outside_of_a_turn_wakes_the_reader(harness: ShardHarness
 
 
 async def test_a_commit_right_after_the_first_look_wakes_the_reader(harness: ShardHarness) -> None:
-    """Both are done in one turn of the loop, before the task that waits has begun."""
+    """Both are done in one iteration of the loop, before the task that waits has begun."""
     harness.make("a")
     poll = harness.diff("a", wait_ms=30_000)
     append = harness.append("a", "x")

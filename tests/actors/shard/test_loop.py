@@ -1,4 +1,4 @@
-"""Shard loop: a turn decides a batch, and services attach to it in one way."""
+"""Shard loop: an iteration decides a batch, and services attach to it in one way."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
 
     class Busy(Service):
         def on_due(self) -> None:
-            order.append("turn")
-            self.is_due = order.count("turn") < 3
+            order.append("iteration")
+            self.is_due = order.count("iteration") < 3
 
     async def other() -> None:
         order.append("other")
@@ -67,8 +67,8 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
         harness.loop.end_iteration()
         nursery.start_soon(other)
     await wait_all_tasks_blocked()
-    assert (order[0], order.count("turn"), order[-1]) == ("turn", 3, "turn")
-    assert "other" in order[1:3], "it was ready before the last turn"
+    assert (order[0], order.count("iteration"), order[-1]) == ("iteration", 3, "iteration")
+    assert "other" in order[1:3], "it was ready before the last iteration"
 
 
 async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
@@ -88,7 +88,7 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
     turns: list[int] = []
 
-    def look() -> None:  # at the end of a turn
+    def look() -> None:  # at the end of an iteration
         turns.append(loop.inbox.count)
 
     monkeypatch.setattr(loop.services.heartbeat, "publish_delay", look)
@@ -123,7 +123,7 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
         link.flush()
         await came.wait()
     assert loop.context.engine.topic("a").head_seq == 20
-    assert max(turns) > 0, "more had arrived than a turn takes"
+    assert max(turns) > 0, "more had arrived than an iteration takes"
     stop.set()
     shard.wal.stop()
     nursery.cancel_scope.cancel()
@@ -133,7 +133,7 @@ async def test_a_flood_of_one_band_leaves_the_others_their_share(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The requests of the highest band come last and are answered in the first turns."""
-    monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)  # a turn takes one message
+    monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)  # an iteration takes one message
     for topic, priority in (("low", -1), ("usual", 0), ("high", 800)):
         harness.make(topic, priority=priority, durability="ephemeral")
     await wait_all_tasks_blocked()
@@ -176,7 +176,7 @@ async def test_diffs_and_claims_tell_how_long_they_were_parked(
 def _come(harness: ShardHarness, call: Call[Any, Any], params: Any, body: bytes) -> int:
     """A request comes into the inbox; its number."""
     number = harness._cid = harness._cid + 1
-    harness._asked[number] = call
+    harness._calls[number] = call
     payload = encode_request(number, call.method, params)
     message = Message(number, 0, call.subject, payload, body)
     harness.loop.inbox.put(harness.session, [message])

@@ -29,7 +29,7 @@ async def read(
 ) -> MetricsResult:
     """Return the rows of a shard as structs."""
     harness.wire.take()
-    cid = harness.ask(METRICS_READ, MetricsParams(prefixes, topics_max, 100))
+    cid = harness.request(METRICS_READ, MetricsParams(prefixes, topics_max, 100))
     await wait_all_tasks_blocked()
     (answer,) = (decode(frame.payload) for frame in harness.wire.take())
     assert isinstance(answer, Success)

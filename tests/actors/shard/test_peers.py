@@ -81,7 +81,7 @@ class PeersBench:
     def call_peer(self, shard: int) -> None:
         self.peers.call(shard, TOPIC_GET, STATE, b"", lambda got: self.told.append(outcome_of(got)))
 
-    def turn(self) -> list[str]:
+    def run_iteration(self) -> list[str]:
         """Run an iteration. Return all outcomes that the callers have received."""
         if self.peers.is_due:
             self.peers.is_due = False
@@ -94,8 +94,8 @@ def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask()
     bench = PeersBench()
     bench.call_peer(2)
     assert (bench.told, bench.wakes) == ([], 1)
-    assert bench.turn() == ["not_ready"]
-    assert bench.turn() == []
+    assert bench.run_iteration() == ["not_ready"]
+    assert bench.run_iteration() == []
 
 
 def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
@@ -117,9 +117,9 @@ def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
     bench.call_peer(1)
     close()
     assert bench.told == []
-    assert bench.turn() == ["not_ready", "not_ready"]
+    assert bench.run_iteration() == ["not_ready", "not_ready"]
     bench.call_peer(1)
-    assert bench.turn() == ["not_ready"]
+    assert bench.run_iteration() == ["not_ready"]
 
 
 def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_next_turn() -> None:
@@ -128,7 +128,7 @@ def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_n
     wire.broken = True
     bench.call_peer(1)
     assert bench.told == []
-    assert bench.turn() == ["not_ready"]
+    assert bench.run_iteration() == ["not_ready"]
 
 
 def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
@@ -139,8 +139,8 @@ def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
         bench.call_peer(0)
 
     bench.peers.call(0, TOPIC_GET, STATE, b"", again)
-    assert bench.turn() == ["not_ready"]
-    assert bench.turn() == ["not_ready"]
+    assert bench.run_iteration() == ["not_ready"]
+    assert bench.run_iteration() == ["not_ready"]
 
 
 def test_a_reconnected_peer_is_called_on_its_new_session() -> None:
@@ -222,7 +222,7 @@ async def test_a_message_to_oneself_is_handled_in_a_later_turn(harness: ShardHar
     harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
     harness.loop.end_iteration()
     await wait_all_tasks_blocked()
-    assert told == [2, 4, 6, 8], "a turn for each request, and one for each answer"
+    assert told == [2, 4, 6, 8], "an iteration for each request, and one for each answer"
 
 
 async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(

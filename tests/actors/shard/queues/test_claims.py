@@ -43,7 +43,7 @@ async def test_a_waiting_claim_ends_without_jobs_after_its_wait_time(
 ) -> None:
     workers.queue()
     claim = workers.claim(wait_ms=1000)
-    workers.turn()
+    workers.run_iteration()
     await trio.sleep(0.999)
     assert workers.claimed() == []
     await trio.sleep(0.002)
@@ -57,9 +57,9 @@ async def test_a_waiting_claim_ends_without_jobs_after_its_wait_time(
 async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueHarness) -> None:
     workers.queue()
     claim = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     delete = workers.delete("q")
-    workers.turn()
+    workers.run_iteration()
     workers.failed(FULL)
     workers.failed(FULL)
     assert workers.answers() == [(delete, "not_ready")]
@@ -70,9 +70,9 @@ async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueHarness) ->
 async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueHarness) -> None:
     put = workers.put("q", type="queue", durability="ephemeral")
     claim = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.failed(FULL)
-    workers.turn()
+    workers.run_iteration()
     assert workers.answers() == [(put, "not_ready"), (claim, "topic_not_found")]
     assert len(workers.services.job_dispatch) == 0
 
@@ -85,7 +85,7 @@ async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(
 ) -> None:
     workers.queue()
     claim, other = workers.claim(wait_ms=30_000), workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.cancel(claim)
     workers.received()
     workers.jobs(1)
@@ -100,13 +100,13 @@ async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
     if not wait_ms:
         workers.jobs(2)
     workers.claim(wait_ms=wait_ms, max=2)
-    workers.turn()
+    workers.run_iteration()
     if wait_ms:
         workers.jobs(2)
-        workers.turn()
+        workers.run_iteration()
     workers.unclaimed(workers.received()[-1])
     workers.claim(max=2)
-    workers.turn()
+    workers.run_iteration()
     answer = workers.answer()
     assert seqs_of(answer) == [1, 2]
     assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], "they reached nobody"
@@ -117,9 +117,9 @@ async def test_only_unchanged_leases_are_taken_back(
 ) -> None:
     workers.queue(lease_ms=500)
     workers.claim(wait_ms=30_000, max=3)
-    workers.turn()
+    workers.run_iteration()
     workers.append_raw("q", b'{"records":[{"data":1},{"data":2},{"data":3}]}')
-    workers.turn()
+    workers.run_iteration()
     reply = workers.received()[-1]
     workers.ack(1)
     workers.nack(2)
@@ -136,10 +136,10 @@ async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
 ) -> None:
     workers.queue(jobs=1)
     workers.claim()
-    workers.turn()
+    workers.run_iteration()
     reply = workers.received()[-1]
     workers.delete("q")
-    workers.turn()
+    workers.run_iteration()
     workers.synced()
     if config is not None:
         workers.make("q", durability="ephemeral", **config)
@@ -154,19 +154,19 @@ async def test_durable_leases_are_taken_back_durably(workers: QueueHarness) -> N
     workers.append("q", 1)
     workers.written()
     workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     reply = workers.received()[-1]
     tried = len(workers.log.groups)
     workers.unclaimed(reply)
-    workers.turn()
+    workers.run_iteration()
     assert len(workers.log.groups) == tried + 1
 
 
 async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: QueueHarness) -> None:
     workers.queue()
     workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.close_session()
     assert len(workers.services.job_dispatch) == 0
     claim = workers.claim(wait_ms=30_000)
@@ -184,7 +184,7 @@ async def test_durable_leases_are_returned_when_the_log_has_synced_them(
     workers.append("q", 1)
     workers.synced()
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     assert (claim, [1]) not in workers.claimed()
     workers.synced()
@@ -199,10 +199,10 @@ async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
     workers.written()
     workers.answers()
     claim, waiting = workers.claim(), workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     tried = len(workers.log.groups)
     workers.failed(FULL)
-    workers.turn()
+    workers.run_iteration()
     assert workers.answers() == [(claim, "not_ready")]
     assert len(workers.log.groups) == tried, "the next one is not tried at once"
     await trio.sleep(1.1)
@@ -218,10 +218,10 @@ async def test_a_claim_that_is_cancelled_during_its_log_write_releases_its_jobs(
     workers.written()
     workers.received()
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.cancel(claim)
     other = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     (reply,) = [reply for reply in workers.received() if reply["status"] == 200]
     assert (reply["cid"], seqs_of(reply), reply["claimed"][0]["deliveries"]) == (other, [1], 1)
@@ -232,10 +232,10 @@ async def test_a_claim_whose_wait_ends_during_its_log_write_still_receives_its_j
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     claim = workers.claim(wait_ms=1000)
-    workers.turn()
+    workers.run_iteration()
     workers.append("q", 1)
     workers.written()
-    workers.turn()
+    workers.run_iteration()
     await trio.sleep(2)
     assert workers.claimed() == []
     workers.written()
@@ -252,7 +252,7 @@ async def test_only_durable_leases_are_rejected_while_the_log_is_short_of_space(
     workers.answers()
     workers.log.lacks_space = True
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     assert workers.answers() == [(claim, "not_ready" if is_durable else 200)]
 
 
@@ -261,11 +261,11 @@ async def test_a_shard_that_cannot_write_rejects_claims_and_ends_waits(
 ) -> None:
     workers.queue()
     waiting = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.append("q", 1)
     workers.put("other")
     workers.failed(BROKEN)
-    workers.turn()
+    workers.run_iteration()
     claim = workers.claim()
     statuses = dict(workers.answers())
     assert (statuses[waiting], statuses[claim]) == ("not_ready", "not_ready")
@@ -277,7 +277,7 @@ async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
     workers.queue(jobs=1)
     workers.loop.context.held.hold("q")
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     await wait_all_tasks_blocked()
     assert workers.received() == []
     workers.loop.context.release_topic("q")

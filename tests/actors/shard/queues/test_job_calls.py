@@ -31,7 +31,7 @@ def claim_of_disk(workers: QueueHarness, **config: object) -> list[str]:
     workers.synced()
     workers.received()
     workers.claim(max=2)
-    workers.turn()
+    workers.run_iteration()
     workers.synced()
     return [job["lease_id"] for job in workers.answer()["claimed"]]
 
@@ -45,7 +45,7 @@ async def test_an_ack_gets_its_reply_when_it_is_as_durable_as_its_class(
 ) -> None:
     claim_of_disk(workers, durability=durability)
     workers.ack(1)
-    workers.turn()
+    workers.run_iteration()
     if durability == "fsync":
         workers.written()
     assert workers.received() == []
@@ -63,7 +63,7 @@ async def test_the_acks_of_an_iteration_share_one_frame_and_get_separate_replies
     before = len(workers.log.frames)
     acks = [workers.ack(2), workers.ack(3, 1), workers.ack(2), workers.ack(1, node="other")]
     gone = workers.ack(1, topic="nowhere")
-    workers.turn()
+    workers.run_iteration()
     assert [frame.kind for frame in [*workers.log.frames.values()][before:]] == [FrameKind.DELETE]
     assert workers.answers() == [(gone, "topic_not_found")]
     workers.written()
@@ -86,7 +86,7 @@ async def test_acks_that_the_log_lost_together_are_rejected_and_their_jobs_stay_
 async def test_acks_are_decided_before_later_calls(workers: QueueHarness) -> None:
     claim_of_disk(workers)
     ack, nack = workers.ack(1), workers.nack(1, 2)
-    workers.turn()
+    workers.run_iteration()
     assert [(reply["cid"], reply["nacked"]) for reply in workers.received()] == [(nack, 1)]
     workers.written()
     assert [(reply["cid"], reply["acked"]) for reply in workers.received()] == [(ack, 1)]
@@ -126,7 +126,7 @@ async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_fram
 ) -> None:
     claim_of_disk(workers, leases_durable=True)
     number = getattr(workers, call)(1, lease_ms=1000)
-    workers.turn()
+    workers.run_iteration()
     assert workers.received() == []
     workers.written()
     assert [reply["cid"] for reply in workers.received()] == [number]

@@ -30,7 +30,7 @@ async def test_claims_of_one_iteration_are_served_in_it_each_with_its_max_and_le
     workers.claim(max=3, lease_ms=1000)
     workers.claim(max=3, lease_ms=2000)
     workers.claim(max=3)
-    workers.turn()
+    workers.run_iteration()
     replies = workers.received()
     assert [seqs_of(answer) for answer in replies] == [[1, 2, 3], [4, 5], []]
     assert [answer["ready"] for answer in replies] == [2, 0, 0]
@@ -43,17 +43,17 @@ async def test_the_wait_list_of_a_queue_is_freed_when_it_is_empty(workers: Queue
     idle = len(workers.loop.deadlines)
     workers.claim(wait_ms=30_000)
     workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     assert len(workers.services.job_dispatch) == 1
     workers.jobs(1)
-    workers.turn()
+    workers.run_iteration()
     assert (len(workers.services.job_dispatch), len(workers.loop.deadlines)) == (0, idle)
 
 
 async def test_a_commit_after_an_iteration_serves_the_waiting_claims(workers: QueueHarness) -> None:
     workers.queue(durability="disk")
     claim = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.append("q", 1)
     workers.written()
     await wait_all_tasks_blocked()
@@ -67,7 +67,7 @@ async def test_unreadable_records_fail_only_one_claim(
     workers.queue()
     waiting = workers.claim(wait_ms=30_000)
     workers.open(1, node="s")
-    workers.turn()
+    workers.run_iteration()
     workers.received()
 
     def fail(*_: object, **__: object) -> NoReturn:
@@ -76,7 +76,7 @@ async def test_unreadable_records_fail_only_one_claim(
     with monkeypatch.context() as patch:
         patch.setattr(lease_jobs, "claim", fail)
         workers.jobs(1)
-        workers.turn()
+        workers.run_iteration()
     replies = [each for each in workers.received() if each.get("cid") == waiting]
     assert replies == [{"cid": waiting, "status": APPLICATION_ERROR}]
     workers.jobs(1)
@@ -156,7 +156,7 @@ async def test_a_claim_with_remaining_time_that_gets_no_job_waits_for_the_next_c
     await trio.sleep(0.2)
     assert workers.claimed() == [(hasty, [])]
     workers.jobs(1)
-    workers.turn()
+    workers.run_iteration()
     await trio.sleep(0.05)
     workers.jobs(3)
     late = workers.claim(max=9)
@@ -193,7 +193,7 @@ async def test_a_claim_that_arrives_while_a_cohort_is_served_belongs_to_the_next
     monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", 10)
     workers.queue(claim_jitter_ms=100, jobs=40)
     first, second = workers.claim(max=30), workers.claim(max=30)
-    workers.turn()
+    workers.run_iteration()
     workers.loop.deadlines.run_due(trio.current_time() + 0.1)  # The window is over
     assert [(cid, len(seqs)) for cid, seqs in workers.claimed()] == [(first, 20)]
     late = workers.claim(max=30)
@@ -208,7 +208,7 @@ async def test_a_window_ends_when_all_its_claims_are_cancelled(
     workers.queue(claim_jitter_ms=100)
     idle = len(workers.loop.deadlines)
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.cancel(claim)
     assert (len(workers.services.job_dispatch), len(workers.loop.deadlines)) == (0, idle)
 

@@ -35,7 +35,7 @@ def lease_frames(workers: QueueHarness) -> int:
 
 async def turn_over(workers: QueueHarness) -> None:
     await wait_all_tasks_blocked()
-    workers.turn()
+    workers.run_iteration()
 
 
 async def test_the_reply_waits_for_every_slice(held: QueueHarness) -> None:
@@ -48,7 +48,7 @@ async def test_the_reply_waits_for_every_slice(held: QueueHarness) -> None:
     await turn_over(held)
     assert held.answer()["config"]["leases_durable"] is True
     held.put("q", leases_durable=True)
-    held.turn()
+    held.run_iteration()
     assert held.answer()["created"] is False
     assert lease_frames(held) == 3
 

@@ -30,7 +30,7 @@ async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
 ) -> None:
     workers.queue(jobs=3)
     number = workers.open(2, lease_ms=700)
-    workers.turn()
+    workers.run_iteration()
     answer, page = workers.received()
     assert (answer["cid"], answer["status"]) == (number, 200)
     assert (page["work"], page["seqs"]) == (1, [1, 2])
@@ -77,7 +77,7 @@ async def test_a_full_stream_is_refilled_when_a_lease_ends(
     workers.open(1)
     workers.pages()
     workers.taken()
-    workers.turn()
+    workers.run_iteration()
     await trio.sleep(1.0)
     assert workers.pages() == []
     await trio.sleep(0.03)
@@ -120,17 +120,17 @@ async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(
     workers.open(1, work=1)
     claim = workers.claim(wait_ms=30_000, node="w")
     workers.open(1, work=2, node="t")
-    workers.turn()
+    workers.run_iteration()
     workers.received()
     workers.append("q", 1, 2, 3)
-    workers.turn()
+    workers.run_iteration()
     messages = [each for each in workers.received() if "outcomes" not in each][-3:]
     assert [each.get("work") or each["cid"] for each in messages] == [1, claim, 2]
     workers.taken(2)
     workers.ack(3, node="t")
     workers.taken(1)
     workers.ack(1, node="s")
-    workers.turn()
+    workers.run_iteration()
     workers.received()
     workers.append("q", 4)
     assert workers.pages() == [(2, [4])], "it had room first"
@@ -170,7 +170,7 @@ async def test_a_page_that_was_not_shown_to_the_client_counts_no_delivery(
     workers.received()
     workers.close(pages=pages)
     workers.claim(max=9)
-    workers.turn()
+    workers.run_iteration()
     assert [job["deliveries"] for job in workers.answer()["claimed"]] == deliveries
 
 
@@ -189,7 +189,7 @@ async def test_the_end_of_a_session_ends_its_streams(workers: QueueHarness) -> N
     workers.queue(jobs=2)
     workers.open(1, work=1)
     workers.open(1, work=2)
-    workers.turn()
+    workers.run_iteration()
     workers.close_session()
     assert len(workers.services.work_streams) == len(workers.services.job_dispatch) == 0
     claim = workers.claim(max=9)
@@ -199,10 +199,10 @@ async def test_the_end_of_a_session_ends_its_streams(workers: QueueHarness) -> N
 async def test_a_stream_whose_front_accepts_no_message_is_released(workers: QueueHarness) -> None:
     workers.queue()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     workers.wire.broken = True
     workers.jobs(1)
-    workers.turn()
+    workers.run_iteration()
     assert len(workers.services.work_streams) == 0
     workers.wire.broken = False
     claim = workers.claim()
@@ -218,7 +218,7 @@ async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueHarn
     workers.open(1, topic="other")
     workers.jobs(1, "other")
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     messages = workers.received()
     assert [each["seqs"] for each in messages if "event" in each] == [[1]]
     assert [each["cid"] for each in messages if each.get("claimed")] == [claim]
@@ -231,13 +231,13 @@ async def test_a_deleted_queue_ends_its_streams_even_if_it_is_recreated(
     workers.queue(jobs=1)
     workers.open(1, work=1)
     workers.open(1, work=2)
-    workers.turn()
+    workers.run_iteration()
     workers.received()
     workers.delete("q")
     if kind is not None:
         workers.put("q", type=kind)
     workers.synced()
-    workers.turn()
+    workers.run_iteration()
     ended = [message for message in workers.received() if "event" in message]
     assert [(message["event"], message["work"], message["error"]) for message in ended] == [
         ("work.ended", 2, "not_a_queue"),
@@ -260,7 +260,7 @@ async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
     topic.jobs.advance(workers.commits.now().ms + 60_000)
     assert topic.jobs.leases.loosened, "its lease has ended meanwhile"
     workers.synced()
-    workers.turn()
+    workers.run_iteration()
     assert [message["event"] for message in workers.received() if "event" in message] == [
         "work.ended"
     ]
@@ -279,7 +279,7 @@ async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
 
     with monkeypatch.context() as patch:
         patch.setattr(lease_jobs, "claim", fail)
-        workers.turn()
+        workers.run_iteration()
     (ended,) = workers.received()
     assert (ended["event"], ended["error"]) == ("work.ended", "internal")
     claim = workers.claim()
@@ -323,10 +323,10 @@ async def test_leases_that_the_log_has_lost_are_retried_after_a_pause(
     workers.append("q", 1)
     workers.written()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     tried = len(workers.log.groups)
     workers.failed(FULL)
-    workers.turn()
+    workers.run_iteration()
     await wait_all_tasks_blocked()
     assert len(workers.log.groups) == tried
     await trio.sleep(1.1)
@@ -341,15 +341,15 @@ async def test_a_stream_that_closes_before_its_leases_are_logged_releases_them(
     workers.append("q", 1)
     workers.written()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     workers.close()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     assert workers.pages() == []
     frames = [frame for frame in workers.log.frames.values() if frame.kind is FrameKind.LEASE]
     assert [frame.flags for frame in frames] == [LeaseOp.CLAIMED, LeaseOp.RELEASED]
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     assert workers.claimed() == [(claim, [1])]
 
@@ -361,7 +361,7 @@ async def test_the_release_for_a_disconnected_front_is_logged_without_another_me
     workers.append("q", 1)
     workers.written()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     await wait_all_tasks_blocked()
     before = len(workers.log.groups)
@@ -378,7 +378,7 @@ async def test_a_shard_that_temporarily_cannot_write_keeps_its_streams(
     workers.claimed()
     workers.open(1)
     waiting = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.received()
     workers.loop.context.disk.is_stalled = True
     await trio.sleep(0.6)
@@ -399,7 +399,7 @@ async def test_a_stream_that_holds_too_many_jobs_after_a_lost_ack_does_not_block
     workers.taken()
     workers.ack(1, node="s")
     other = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     (claimed, page) = (
         message for message in workers.received() if "claimed" in message or "event" in message
     )

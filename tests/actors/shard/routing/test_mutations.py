@@ -49,7 +49,7 @@ class Bench:
         request.reply(NO_RESULT, b"{}")
 
     def call_shard(self) -> int:
-        return self.harness.ask(TOPIC_GET, TopicGetParams("a", False, time.monotonic_ns()))
+        return self.harness.request(TOPIC_GET, TopicGetParams("a", False, time.monotonic_ns()))
 
 
 async def test_mutations_run_in_the_order_of_their_requests(harness: ShardHarness) -> None:

@@ -231,10 +231,10 @@ async def test_stats_wait_for_forwards_in_flight(bench: Bench, nursery: trio.Nur
     await shards.until(lambda: bench.is_in_flight(1) and shards.datas("g") == [1])
     results: list[Any] = []
 
-    async def ask() -> None:
+    async def request() -> None:
         results.append(await bench.stats(1, 2))
 
-    nursery.start_soon(ask)
+    nursery.start_soon(request)
     await trio.sleep(0.05)
     assert results == []
     shards.go_on()
@@ -265,10 +265,10 @@ async def test_stats_do_not_wait_longer_than_half_a_second(
 # Ends of routers: topics that exist or are created
 
 
-def ask(
+def request(
     harness: ShardHarness, topic: str, *, create: bool = False, place_until_ms: int = 0
 ) -> None:
-    harness.ask(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
+    harness.request(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
 
 
 def results(harness: ShardHarness) -> list[EndpointResult | str]:
@@ -296,21 +296,21 @@ async def test_an_existing_topic_is_returned_immediately_with_its_committed_head
     harness.written()
     harness.answers()
     harness.append("a", 3)
-    ask(harness, "a", create=True)
-    ask(harness, "a")
+    request(harness, "a", create=True)
+    request(harness, "a")
     assert results(harness) == [expected(harness, "a", 2)] * 2
 
 
 async def test_a_held_topic_is_returned_immediately(harness: ShardHarness) -> None:
     harness.make("a")
     harness.loop.context.held.hold("a")
-    ask(harness, "a", create=True)
+    request(harness, "a", create=True)
     assert results(harness) == [expected(harness, "a", 0)]
 
 
 async def test_a_created_topic_is_returned_after_its_sync(harness: ShardHarness) -> None:
-    ask(harness, "a", create=True)
-    ask(harness, "a")
+    request(harness, "a", create=True)
+    request(harness, "a")
     assert [frame.kind for frame in harness.log.frames.values()] == [FrameKind.TOPIC]
     harness.written()
     assert results(harness) == []
@@ -319,12 +319,12 @@ async def test_a_created_topic_is_returned_after_its_sync(harness: ShardHarness)
 
 
 async def test_a_topic_that_could_not_be_created_does_not_exist(harness: ShardHarness) -> None:
-    ask(harness, "a", create=True)
-    ask(harness, "a")
+    request(harness, "a", create=True)
+    request(harness, "a")
     harness.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
     assert results(harness) == ["not_ready"] * 2
-    ask(harness, "a", create=True)
-    ask(harness, "a")
+    request(harness, "a", create=True)
+    request(harness, "a")
     assert results(harness) == ["not_ready", EndpointResult(0, 0, 0)]
 
 
@@ -332,8 +332,8 @@ async def test_a_reserved_slot_can_be_used_until_it_expires(harness: ShardHarnes
     caps = Caps(harness.engine, max_topics=1)
     caps.topics.others = 1  # the slot that is reserved for this end
     now_ms = harness.loop.context.now.ms
-    ask(harness, "late", create=True, place_until_ms=now_ms - 1)
-    ask(harness, "a", create=True, place_until_ms=now_ms + 60_000)
+    request(harness, "late", create=True, place_until_ms=now_ms - 1)
+    request(harness, "a", create=True, place_until_ms=now_ms + 60_000)
     harness.synced()
     assert results(harness) == ["throttled", expected(harness, "a", 0)]
     assert caps.topics.own == 1
