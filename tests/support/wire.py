@@ -149,7 +149,7 @@ def rpc_of(message: Inbound) -> Inbound:
     return message.rpc
 
 
-class Bench:
+class RouterHarness:
     """A router with one open session, and messages to put into it."""
 
     def __init__(self, router: MessageRouter | None = None) -> None:

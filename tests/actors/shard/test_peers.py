@@ -54,7 +54,7 @@ def outcome_of(answer: Reply[Any] | TopicsError) -> str:
     return answer.code if isinstance(answer, TopicsError) else "reply"
 
 
-class PeersBench:
+class PeersHarness:
     """The peers of a shard whose iterations the test runs. Each session with a peer is a wire."""
 
     def __init__(self) -> None:
@@ -91,86 +91,86 @@ class PeersBench:
 
 
 def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask() -> None:
-    bench = PeersBench()
-    bench.call_peer(2)
-    assert (bench.told, bench.wakes) == ([], 1)
-    assert bench.run_iteration() == ["not_ready"]
-    assert bench.run_iteration() == []
+    peers_harness = PeersHarness()
+    peers_harness.call_peer(2)
+    assert (peers_harness.told, peers_harness.wakes) == ([], 1)
+    assert peers_harness.run_iteration() == ["not_ready"]
+    assert peers_harness.run_iteration() == []
 
 
 def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
-    bench = PeersBench()
-    wire, answer, _ = bench.connect(3)
-    bench.call_peer(3)
+    peers_harness = PeersHarness()
+    wire, answer, _ = peers_harness.connect(3)
+    peers_harness.call_peer(3)
     answer(encode_success(wire.message_ids[-1], NO_RESULT))
-    bench.call_peer(3)
+    peers_harness.call_peer(3)
     data = {"code": TopicNotFound.code, "detail": {"topic": "a"}}
     answer(encode_failure(wire.message_ids[-1], 2001, "none", data))
-    assert bench.told == ["reply", "topic_not_found"]
-    assert bench.wakes == 0
+    assert peers_harness.told == ["reply", "topic_not_found"]
+    assert peers_harness.wakes == 0
 
 
 def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
-    bench = PeersBench()
-    _, _, close = bench.connect(1)
-    bench.call_peer(1)
-    bench.call_peer(1)
+    peers_harness = PeersHarness()
+    _, _, close = peers_harness.connect(1)
+    peers_harness.call_peer(1)
+    peers_harness.call_peer(1)
     close()
-    assert bench.told == []
-    assert bench.run_iteration() == ["not_ready", "not_ready"]
-    bench.call_peer(1)
-    assert bench.run_iteration() == ["not_ready"]
+    assert peers_harness.told == []
+    assert peers_harness.run_iteration() == ["not_ready", "not_ready"]
+    peers_harness.call_peer(1)
+    assert peers_harness.run_iteration() == ["not_ready"]
 
 
 def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_next_turn() -> None:
-    bench = PeersBench()
-    wire, _, _ = bench.connect(1)
+    peers_harness = PeersHarness()
+    wire, _, _ = peers_harness.connect(1)
     wire.broken = True
-    bench.call_peer(1)
-    assert bench.told == []
-    assert bench.run_iteration() == ["not_ready"]
+    peers_harness.call_peer(1)
+    assert peers_harness.told == []
+    assert peers_harness.run_iteration() == ["not_ready"]
 
 
 def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
-    bench = PeersBench()
+    peers_harness = PeersHarness()
 
     def again(answer: Reply[Any] | TopicsError) -> None:
-        bench.told.append(outcome_of(answer))
-        bench.call_peer(0)
+        peers_harness.told.append(outcome_of(answer))
+        peers_harness.call_peer(0)
 
-    bench.peers.call(0, TOPIC_GET, STATE, b"", again)
-    assert bench.run_iteration() == ["not_ready"]
-    assert bench.run_iteration() == ["not_ready"]
+    peers_harness.peers.call(0, TOPIC_GET, STATE, b"", again)
+    assert peers_harness.run_iteration() == ["not_ready"]
+    assert peers_harness.run_iteration() == ["not_ready"]
 
 
 def test_a_reconnected_peer_is_called_on_its_new_session() -> None:
-    bench = PeersBench()
-    _, _, close_old = bench.connect(1)
-    wire, answer, _ = bench.connect(1)
+    peers_harness = PeersHarness()
+    _, _, close_old = peers_harness.connect(1)
+    wire, answer, _ = peers_harness.connect(1)
     close_old()
-    bench.call_peer(1)
+    peers_harness.call_peer(1)
     answer(encode_success(wire.message_ids[-1], NO_RESULT))
-    assert bench.told == ["reply"]
+    assert peers_harness.told == ["reply"]
 
 
 def test_whoever_wants_to_know_is_told_of_each_session_and_asks_first() -> None:
-    bench, told = PeersBench(), list[tuple[int, bool]]()
+    peers_harness, told = PeersHarness(), list[tuple[int, bool]]()
 
     def opened(shard: int) -> None:
-        told.append((shard, bench.peers.is_connected(shard)))
-        bench.call_peer(shard)
+        told.append((shard, peers_harness.peers.is_connected(shard)))
+        peers_harness.call_peer(shard)
 
-    bench.peers.on_open.append(opened)
-    wire, _, close = bench.connect(2)
+    peers_harness.peers.on_open.append(opened)
+    wire, _, close = peers_harness.connect(2)
     assert len(wire.message_ids) == 1
     close()
-    assert not bench.peers.is_connected(2)
-    bench.connect(2)
+    assert not peers_harness.peers.is_connected(2)
+    peers_harness.connect(2)
     assert told == [(2, True), (2, True)]
 
 
 def test_peers_know_the_shard_of_a_topic() -> None:
-    assert PeersBench().peers.shard_of("jobs") == shard_of("jobs", 4)
+    assert PeersHarness().peers.shard_of("jobs") == shard_of("jobs", 4)
 
 
 # A shard and itself

@@ -27,7 +27,7 @@ from topics.formats.wire.calls import (
 )
 
 
-class Bench:
+class MutationsHarness:
     """Sends requests that are mutations. They wait until ``gate`` is set."""
 
     def __init__(self, harness: ShardHarness) -> None:
@@ -53,33 +53,33 @@ class Bench:
 
 
 async def test_mutations_run_in_the_order_of_their_requests(harness: ShardHarness) -> None:
-    bench = Bench(harness)
-    asked = [bench.call_shard() for _ in range(3)]
+    mutations_harness = MutationsHarness(harness)
+    asked = [mutations_harness.call_shard() for _ in range(3)]
     await wait_all_tasks_blocked()
-    assert bench.done == []
-    bench.gate.set()
+    assert mutations_harness.done == []
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert bench.done == asked
-    later = bench.call_shard()
+    assert mutations_harness.done == asked
+    later = mutations_harness.call_shard()
     await wait_all_tasks_blocked()
-    assert bench.done == [*asked, later]
+    assert mutations_harness.done == [*asked, later]
 
 
 async def test_a_hanging_mutation_delays_only_mutations_that_share_a_name(
     harness: ShardHarness,
 ) -> None:
-    bench, done = Bench(harness), list[str]()
+    mutations_harness, done = MutationsHarness(harness), list[str]()
 
     async def note(name: str) -> None:
         done.append(name)
 
-    bench.call_shard()
+    mutations_harness.call_shard()
     await wait_all_tasks_blocked()
     for names in (["b", "x"], ["y"], ["x"], ["z", "y"]):
-        bench.mutations.add(names, partial(note, "".join(names)))
+        mutations_harness.mutations.add(names, partial(note, "".join(names)))
     await wait_all_tasks_blocked()
     assert done == ["y", "zy"], "x waits for b and x, which wait for the hanging mutation"
-    bench.gate.set()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
     assert done == ["y", "zy", "bx", "x"]
 
@@ -88,12 +88,12 @@ async def test_a_hanging_mutation_delays_only_mutations_that_share_a_name(
 async def test_a_failure_is_reported_and_the_next_mutation_runs(
     harness: ShardHarness, failure: Exception
 ) -> None:
-    bench = Bench(harness)
-    bench.failure = failure
-    first, second = bench.call_shard(), bench.call_shard()
-    bench.gate.set()
+    mutations_harness = MutationsHarness(harness)
+    mutations_harness.failure = failure
+    first, second = mutations_harness.call_shard(), mutations_harness.call_shard()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert bench.done == [first, second]
+    assert mutations_harness.done == [first, second]
     code = failure.code if isinstance(failure, TopicFull) else 2000
     assert harness.answers() == [(first, code), (second, code)]
 
@@ -101,28 +101,28 @@ async def test_a_failure_is_reported_and_the_next_mutation_runs(
 async def test_a_failed_mutation_without_a_request_does_not_stop_later_ones(
     harness: ShardHarness,
 ) -> None:
-    bench = Bench(harness)
+    mutations_harness = MutationsHarness(harness)
 
     async def fail() -> None:
         raise NotReady("no space")
 
     broken: Callable[[], Awaitable[None]] = fail
-    bench.mutations.add(["r"], broken)
-    bench.gate.set()
-    asked = bench.call_shard()
+    mutations_harness.mutations.add(["r"], broken)
+    mutations_harness.gate.set()
+    asked = mutations_harness.call_shard()
     await wait_all_tasks_blocked()
-    assert bench.done == [asked]
+    assert mutations_harness.done == [asked]
 
 
 async def test_mutations_of_a_disconnected_caller_do_not_start(harness: ShardHarness) -> None:
-    bench = Bench(harness)
-    first = bench.call_shard()
-    bench.call_shard()
+    mutations_harness = MutationsHarness(harness)
+    first = mutations_harness.call_shard()
+    mutations_harness.call_shard()
     await wait_all_tasks_blocked()
     harness.session.close()
-    bench.gate.set()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert bench.done == [first], "which was in progress"
+    assert mutations_harness.done == [first], "which was in progress"
 
 
 async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(harness: ShardHarness) -> None:
@@ -138,10 +138,10 @@ async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(harness: Sh
 async def test_ask_times_out_if_the_shard_does_not_reply(
     harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    bench, began = Bench(harness), trio.current_time()
+    mutations_harness, began = MutationsHarness(harness), trio.current_time()
     with pytest.raises(NotReady, match="does not respond"):
         await call_shard(harness.loop.context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
     assert trio.current_time() - began == CALL_MAX_S
-    bench.gate.set()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert len(bench.done) == 1, "the late reply is dropped"
+    assert len(mutations_harness.done) == 1, "the late reply is dropped"

@@ -39,7 +39,7 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.envelope import Failure, Success, decode
 
 
-class Bench:
+class RegistryHarness:
     """The registry of the second shard, which owns "c", "g" and "l". The messages of the real owner
     have been received before.
     """
@@ -107,101 +107,134 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(routed: RoutedShards) -> Bench:
-    found = Bench(routed)
+async def registry_harness(routed: RoutedShards) -> RegistryHarness:
+    found = RegistryHarness(routed)
     for name in "acgl":
         await routed.make(name)
     await routed.until(lambda: found.registry.has_owner_list)
     return found
 
 
-async def test_routers_are_registered_by_their_local_ends(bench: Bench) -> None:
-    assert await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g")) == ([], {})
-    assert {dest: sorted(rows) for dest, rows in bench.registry.by_dest.items()} == {"g": [1, 2]}
-    assert [*bench.workers.known()] == [1], "the source of the other router is on another shard"
-    assert [bench.registry.has_routers(name) for name in "cgl"] == [True, True, False]
-    assert bench.shards.loops[1].context.routers_of("c")
+async def test_routers_are_registered_by_their_local_ends(
+    registry_harness: RegistryHarness,
+) -> None:
+    assert await registry_harness.sync(
+        registry_harness.row(1, "c", "g"), registry_harness.row(2, "a", "g")
+    ) == ([], {})
+    assert {dest: sorted(rows) for dest, rows in registry_harness.registry.by_dest.items()} == {
+        "g": [1, 2]
+    }
+    assert [*registry_harness.workers.known()] == [1], (
+        "the source of the other router is on another shard"
+    )
+    assert [registry_harness.registry.has_routers(name) for name in "cgl"] == [True, True, False]
+    assert registry_harness.shards.loops[1].context.routers_of("c")
 
 
-async def test_removed_routers_stop_and_their_totals_are_returned(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"), bench.row(3, "a", "g"))
-    await bench.shards.write("c", [{"data": 1}, {"data": 2}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1, 2])
-    assert await bench.sync(removed=(1, 3, 50)) == ([], {1: 2})
-    assert await bench.sync(removed=(1,)) == ([], {})
-    assert {dest: [*rows] for dest, rows in bench.registry.by_dest.items()} == {"l": [2]}
-    await bench.shards.write("c", [{"data": 3}])
-    await bench.shards.until(lambda: bench.shards.datas("l") == [1, 2, 3])
-    assert bench.shards.datas("g") == [1, 2]
+async def test_removed_routers_stop_and_their_totals_are_returned(
+    registry_harness: RegistryHarness,
+) -> None:
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "g"),
+        registry_harness.row(2, "c", "l"),
+        registry_harness.row(3, "a", "g"),
+    )
+    await registry_harness.shards.write("c", [{"data": 1}, {"data": 2}])
+    await registry_harness.shards.until(
+        lambda: registry_harness.shards.datas("g") == registry_harness.shards.datas("l") == [1, 2]
+    )
+    assert await registry_harness.sync(removed=(1, 3, 50)) == ([], {1: 2})
+    assert await registry_harness.sync(removed=(1,)) == ([], {})
+    assert {dest: [*rows] for dest, rows in registry_harness.registry.by_dest.items()} == {"l": [2]}
+    await registry_harness.shards.write("c", [{"data": 3}])
+    await registry_harness.shards.until(lambda: registry_harness.shards.datas("l") == [1, 2, 3])
+    assert registry_harness.shards.datas("g") == [1, 2]
 
 
 async def test_a_total_is_returned_after_forwards_in_flight_complete(
-    bench: Bench, nursery: trio.Nursery
+    registry_harness: RegistryHarness, nursery: trio.Nursery
 ) -> None:
-    shards = bench.shards
-    await bench.sync(bench.row(1, "c", "a"), bench.row(2, "c", "g"))
+    shards = registry_harness.shards
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "a"), registry_harness.row(2, "c", "g")
+    )
     await shards.write("c", [{"data": 1}])
     await shards.until(lambda: shards.datas("a") == shards.datas("g") == [1])
     shards.hold_forwards(1, 0)
     await shards.write("c", [{"data": 2}])
-    await shards.until(lambda: bench.is_in_flight(1) and shards.datas("g") == [1, 2])
+    await shards.until(lambda: registry_harness.is_in_flight(1) and shards.datas("g") == [1, 2])
     results: list[Any] = []
 
     async def remove() -> None:
-        results.append(await bench.sync(removed=(1, 2)))
+        results.append(await registry_harness.sync(removed=(1, 2)))
 
     nursery.start_soon(remove)
     await trio.sleep(0.05)
-    assert (results, [*bench.workers.known()]) == ([], [])
+    assert (results, [*registry_harness.workers.known()]) == ([], [])
     shards.go_on()
     await shards.until(lambda: results)
     assert results == [([], {1: 2, 2: 2})]
 
 
-async def test_a_complete_list_removes_all_other_routers_and_their_state(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"))
-    await bench.shards.write("c", [{"data": 1}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1])
-    set_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
-    assert await bench.sync(bench.row(2, "c", "l"), is_all=True) == ([], {1: 1})
-    assert [*bench.workers.known()] == [2]
-    assert [*bench.registry.by_dest] == ["l"]
-    assert bench.shards.topic("g").derivations is None
-    assert bench.shards.topic("l").derivations == {2: (1, 1)}
+async def test_a_complete_list_removes_all_other_routers_and_their_state(
+    registry_harness: RegistryHarness,
+) -> None:
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "g"), registry_harness.row(2, "c", "l")
+    )
+    await registry_harness.shards.write("c", [{"data": 1}])
+    await registry_harness.shards.until(
+        lambda: registry_harness.shards.datas("g") == registry_harness.shards.datas("l") == [1]
+    )
+    set_derivation(registry_harness.shards.topic("l"), 9, Derivation(4, 4))
+    assert await registry_harness.sync(registry_harness.row(2, "c", "l"), is_all=True) == (
+        [],
+        {1: 1},
+    )
+    assert [*registry_harness.workers.known()] == [2]
+    assert [*registry_harness.registry.by_dest] == ["l"]
+    assert registry_harness.shards.topic("g").derivations is None
+    assert registry_harness.shards.topic("l").derivations == {2: (1, 1)}
 
 
-async def test_a_restored_router_continues_at_its_previous_cursor(bench: Bench) -> None:
+async def test_a_restored_router_continues_at_its_previous_cursor(
+    registry_harness: RegistryHarness,
+) -> None:
     """A PUT with other ends removes the router from the shard. If the change cannot be logged, the
     router is restored with its old ends.
     """
-    await bench.sync(bench.row(1, "c", "g"))
-    await bench.shards.write("c", [{"data": 1}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == [1])
-    assert await bench.sync(removed=(1,)) == ([], {1: 1})
-    await bench.sync(bench.row(1, "c", "g"), is_all=True)
-    await bench.shards.write("c", [{"data": 2}])
-    await bench.shards.until(lambda: len(bench.shards.datas("g")) > 1)
+    await registry_harness.sync(registry_harness.row(1, "c", "g"))
+    await registry_harness.shards.write("c", [{"data": 1}])
+    await registry_harness.shards.until(lambda: registry_harness.shards.datas("g") == [1])
+    assert await registry_harness.sync(removed=(1,)) == ([], {1: 1})
+    await registry_harness.sync(registry_harness.row(1, "c", "g"), is_all=True)
+    await registry_harness.shards.write("c", [{"data": 2}])
+    await registry_harness.shards.until(lambda: len(registry_harness.shards.datas("g")) > 1)
     await trio.sleep(0.02)
-    assert bench.shards.datas("g") == [1, 2]
+    assert registry_harness.shards.datas("g") == [1, 2]
 
 
-async def test_routers_whose_local_end_is_missing_are_orphans(bench: Bench) -> None:
+async def test_routers_whose_local_end_is_missing_are_orphans(
+    registry_harness: RegistryHarness,
+) -> None:
     rows = [
-        bench.row(1, "c", "g"),
-        bench.row(2, "r", "a"),  # no such source
-        bench.row(3, "a", "z"),  # no such dest
-        bench.row(4, "c", "l", source_id=99),  # another topic with that name
-        bench.row(5, "c", "l", dest_id=99),
-        bench.row(6, "c", "nowhere"),  # the owning shard checks whether it exists
-        bench.row(7, "c", "b"),
+        registry_harness.row(1, "c", "g"),
+        registry_harness.row(2, "r", "a"),  # no such source
+        registry_harness.row(3, "a", "z"),  # no such dest
+        registry_harness.row(4, "c", "l", source_id=99),  # another topic with that name
+        registry_harness.row(5, "c", "l", dest_id=99),
+        registry_harness.row(6, "c", "nowhere"),  # the owning shard checks whether it exists
+        registry_harness.row(7, "c", "b"),
     ]
     elsewhere = [
-        row.id for row in rows if row.id in (6, 7) and bench.shards.shard_of(row.dest) != 1
+        row.id
+        for row in rows
+        if row.id in (6, 7) and registry_harness.shards.shard_of(row.dest) != 1
     ]
-    found, _ = await bench.sync(*rows)
+    found, _ = await registry_harness.sync(*rows)
     assert found == sorted({2, 3, 4, 5, 6} - set(elsewhere))
-    assert sorted(bench.workers.known()) == sorted([1, *elsewhere])
-    assert "l" not in bench.registry.by_dest
+    assert sorted(registry_harness.workers.known()) == sorted([1, *elsewhere])
+    assert "l" not in registry_harness.registry.by_dest
 
 
 async def test_before_the_first_list_every_topic_may_have_routers(routed: RoutedShards) -> None:
@@ -222,17 +255,21 @@ async def test_before_the_first_list_every_topic_may_have_routers(routed: Routed
     assert not registry.has_routers("c")
 
 
-async def test_stats_wait_for_forwards_in_flight(bench: Bench, nursery: trio.Nursery) -> None:
-    shards = bench.shards
-    await bench.sync(bench.row(1, "c", "a"), bench.row(2, "c", "g"))
-    await shards.until(lambda: bench.is_known(1) and bench.is_known(2))
+async def test_stats_wait_for_forwards_in_flight(
+    registry_harness: RegistryHarness, nursery: trio.Nursery
+) -> None:
+    shards = registry_harness.shards
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "a"), registry_harness.row(2, "c", "g")
+    )
+    await shards.until(lambda: registry_harness.is_known(1) and registry_harness.is_known(2))
     shards.hold_forwards(1, 0)
     await shards.write("c", [{"data": 1}])
-    await shards.until(lambda: bench.is_in_flight(1) and shards.datas("g") == [1])
+    await shards.until(lambda: registry_harness.is_in_flight(1) and shards.datas("g") == [1])
     results: list[Any] = []
 
     async def request() -> None:
-        results.append(await bench.stats(1, 2))
+        results.append(await registry_harness.stats(1, 2))
 
     nursery.start_soon(request)
     await trio.sleep(0.05)
@@ -243,23 +280,23 @@ async def test_stats_wait_for_forwards_in_flight(bench: Bench, nursery: trio.Nur
 
 
 async def test_stats_do_not_wait_longer_than_half_a_second(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    registry_harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert registry_module.SETTLE_S == 0.5
     monkeypatch.setattr(registry_module, "SETTLE_S", 0.1)
-    shards = bench.shards
-    await bench.sync(bench.row(1, "c", "a"))
+    shards = registry_harness.shards
+    await registry_harness.sync(registry_harness.row(1, "c", "a"))
     await shards.write("c", [{"data": 1}])
     await shards.until(lambda: shards.datas("a") == [1])
     shards.on_message = lambda *found: found != (0, 1, FORWARD.subject)
     await shards.write("c", [{"data": 2}])
     await shards.until(lambda: shards.datas("a") == [1, 2])
     began = trio.current_time()
-    ((router, total, lag_records, _),) = await bench.stats(1)
+    ((router, total, lag_records, _),) = await registry_harness.stats(1)
     assert (router, total, lag_records) == (1, 1, 1)
     assert trio.current_time() - began > 0.09
     shards.go_on()
-    await shards.until(lambda: bench.workers.stats(1) == (1, 2, 0, 0))
+    await shards.until(lambda: registry_harness.workers.stats(1) == (1, 2, 0, 0))
 
 
 # Ends of routers: topics that exist or are created
