@@ -49,15 +49,15 @@ def test_a_new_topic_takes_a_slot_and_a_committed_delete_frees_it() -> None:
     shard = Capped(max_topics=2)
     shard.harness.put("a")
     shard.harness.append("b", 1)
-    told = {"limit": "max_topics", "max": 2}
-    assert refusal(shard.harness.put, "c") == refusal(shard.harness.append, "c", 1) == told
+    detail = {"limit": "max_topics", "max": 2}
+    assert refusal(shard.harness.put, "c") == refusal(shard.harness.append, "c", 1) == detail
     table, now = shard.harness.engine.table, shard.harness.now
-    assert refusal(append.make_topic, table, "c", body(), now) == told
+    assert refusal(append.make_topic, table, "c", body(), now) == detail
     shard.harness.put("a", cap_records=5)
     shard.harness.append("b", 2)
     shard.harness.commit()
     shard.harness.delete("a")
-    assert refusal(shard.harness.put, "c") == told, "the delete may fail yet"
+    assert refusal(shard.harness.put, "c") == detail, "the delete may fail yet"
     shard.harness.commit()
     shard.harness.put("c")
     assert sorted(shard.harness.engine.topics) == ["b", "c"]
@@ -69,10 +69,10 @@ def test_a_write_above_the_byte_cap_is_rejected_completely() -> None:
     shard.harness.append("a", "x" * 100)
     shard.harness.commit()
     held, head = shard.held, shard.harness.engine.topic("a").next_seq
-    told = {"limit": "max_total_bytes", "max": 300}
-    assert refusal(shard.harness.append, "a", 1, "x" * 300) == told
-    assert refusal(shard.harness.append, "new", 1, "x" * 300) == told, "and makes no topic"
-    assert refusal(shard.harness.decide_long, "a", 1, "x" * 300) == told
+    detail = {"limit": "max_total_bytes", "max": 300}
+    assert refusal(shard.harness.append, "a", 1, "x" * 300) == detail
+    assert refusal(shard.harness.append, "new", 1, "x" * 300) == detail, "and makes no topic"
+    assert refusal(shard.harness.decide_long, "a", 1, "x" * 300) == detail
     assert (shard.held, shard.harness.engine.topic("a").next_seq) == (held, head)
     assert [*shard.harness.engine.topics] == ["a"]
     shard.harness.append("a", 2)

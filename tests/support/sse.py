@@ -249,26 +249,28 @@ class Stream(Wire):
 
     # --- contents of events
 
-    def told(self, topics: Iterable[str]) -> StreamContents:
+    def read_until_caught_up(self, topics: Iterable[str]) -> StreamContents:
         """Return everything up to the moment when each of ``topics`` has been caught up once."""
-        told = StreamContents()
+        contents = StreamContents()
         waiting = set(topics)
         while waiting:
             event = self.event(RECORD, TOMBSTONE, CAUGHT_UP)
-            told.take(event)
+            contents.take(event)
             if event.event == CAUGHT_UP:
                 waiting.discard(event.json()["topic"])
-        return told
+        return contents
 
     def records(self, count: int, *, timeout_s: float | None = None) -> list[Any]:
         """Return the next ``count`` records of all topics. Skip caught-up events, and fail on any
         other event.
         """
-        told = StreamContents()
-        while len(told.records) < count:
-            told.take(self.event(RECORD, CAUGHT_UP, timeout_s=timeout_s))
-        assert len(told.records) == count, f"{count} records expected, got {len(told.records)}"
-        return told.records
+        contents = StreamContents()
+        while len(contents.records) < count:
+            contents.take(self.event(RECORD, CAUGHT_UP, timeout_s=timeout_s))
+        assert len(contents.records) == count, (
+            f"{count} records expected, got {len(contents.records)}"
+        )
+        return contents.records
 
 
 @dataclass(slots=True)

@@ -222,7 +222,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
 async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told() -> list[tuple[int, int, int]]:
+    def pages() -> list[tuple[int, int, int]]:
         return [(event["feed"], event["to_seq"], event["count"]) for event in front.events()]
 
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
@@ -233,12 +233,12 @@ async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
         front.append("a", 0, node="me")
     front.append("a", 1)
     front.written()
-    assert told() == [(1, 3, 0), (2, 3, 3), (2, 6, 3)]
+    assert pages() == [(1, 3, 0), (2, 3, 3), (2, 6, 3)]
     await wait_all_tasks_blocked()
-    assert told() == [(1, 6, 0)]
+    assert pages() == [(1, 6, 0)]
     front.taken(1)
     front.end_iteration()
-    assert told() == [(1, 9, 1)]
+    assert pages() == [(1, 9, 1)]
 
 
 async def test_many_feeds_are_served_in_turns_between_which_others_come(

@@ -61,7 +61,7 @@ class PeersHarness:
         self.wakes = 0
         self.router = MessageRouter()
         self.peers = Peers(4, self._wake)
-        self.told: list[str] = []
+        self.outcomes: list[str] = []
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -79,21 +79,23 @@ class PeersHarness:
         return wire, answer, session.close
 
     def call_peer(self, shard: int) -> None:
-        self.peers.call(shard, TOPIC_GET, STATE, b"", lambda got: self.told.append(outcome_of(got)))
+        self.peers.call(
+            shard, TOPIC_GET, STATE, b"", lambda got: self.outcomes.append(outcome_of(got))
+        )
 
     def run_iteration(self) -> list[str]:
         """Run an iteration. Return all outcomes that the callers have received."""
         if self.peers.is_due:
             self.peers.is_due = False
             self.peers.on_due()
-        told, self.told = self.told, []
-        return told
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
 
 
 def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask() -> None:
     peers_harness = PeersHarness()
     peers_harness.call_peer(2)
-    assert (peers_harness.told, peers_harness.wakes) == ([], 1)
+    assert (peers_harness.outcomes, peers_harness.wakes) == ([], 1)
     assert peers_harness.run_iteration() == ["not_ready"]
     assert peers_harness.run_iteration() == []
 
@@ -106,7 +108,7 @@ def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
     peers_harness.call_peer(3)
     data = {"code": TopicNotFound.code, "detail": {"topic": "a"}}
     answer(encode_failure(wire.message_ids[-1], 2001, "none", data))
-    assert peers_harness.told == ["reply", "topic_not_found"]
+    assert peers_harness.outcomes == ["reply", "topic_not_found"]
     assert peers_harness.wakes == 0
 
 
@@ -116,7 +118,7 @@ def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
     peers_harness.call_peer(1)
     peers_harness.call_peer(1)
     close()
-    assert peers_harness.told == []
+    assert peers_harness.outcomes == []
     assert peers_harness.run_iteration() == ["not_ready", "not_ready"]
     peers_harness.call_peer(1)
     assert peers_harness.run_iteration() == ["not_ready"]
@@ -127,7 +129,7 @@ def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_n
     wire, _, _ = peers_harness.connect(1)
     wire.broken = True
     peers_harness.call_peer(1)
-    assert peers_harness.told == []
+    assert peers_harness.outcomes == []
     assert peers_harness.run_iteration() == ["not_ready"]
 
 
@@ -135,7 +137,7 @@ def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
     peers_harness = PeersHarness()
 
     def again(answer: Reply[Any] | TopicsError) -> None:
-        peers_harness.told.append(outcome_of(answer))
+        peers_harness.outcomes.append(outcome_of(answer))
         peers_harness.call_peer(0)
 
     peers_harness.peers.call(0, TOPIC_GET, STATE, b"", again)
@@ -150,14 +152,14 @@ def test_a_reconnected_peer_is_called_on_its_new_session() -> None:
     close_old()
     peers_harness.call_peer(1)
     answer(encode_success(wire.message_ids[-1], NO_RESULT))
-    assert peers_harness.told == ["reply"]
+    assert peers_harness.outcomes == ["reply"]
 
 
 def test_whoever_wants_to_know_is_told_of_each_session_and_asks_first() -> None:
-    peers_harness, told = PeersHarness(), list[tuple[int, bool]]()
+    peers_harness, calls = PeersHarness(), list[tuple[int, bool]]()
 
     def opened(shard: int) -> None:
-        told.append((shard, peers_harness.peers.is_connected(shard)))
+        calls.append((shard, peers_harness.peers.is_connected(shard)))
         peers_harness.call_peer(shard)
 
     peers_harness.peers.on_open.append(opened)
@@ -166,7 +168,7 @@ def test_whoever_wants_to_know_is_told_of_each_session_and_asks_first() -> None:
     close()
     assert not peers_harness.peers.is_connected(2)
     peers_harness.connect(2)
-    assert told == [(2, True), (2, True)]
+    assert calls == [(2, True), (2, True)]
 
 
 def test_peers_know_the_shard_of_a_topic() -> None:
@@ -210,11 +212,11 @@ async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(
 
 async def test_a_message_to_oneself_is_handled_in_a_later_turn(harness: ShardHarness) -> None:
     """This includes messages that a reply handler sends, so that no iteration runs forever."""
-    told: list[int] = []
+    iterations: list[int] = []
 
     def then(answer: Reply[Any] | TopicsError) -> None:
-        told.append(harness.loop.context.iteration_count - before)
-        if len(told) < 4:
+        iterations.append(harness.loop.context.iteration_count - before)
+        if len(iterations) < 4:
             harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
 
     await wait_all_tasks_blocked()
@@ -222,7 +224,7 @@ async def test_a_message_to_oneself_is_handled_in_a_later_turn(harness: ShardHar
     harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
     harness.loop.end_iteration()
     await wait_all_tasks_blocked()
-    assert told == [2, 4, 6, 8], "an iteration for each request, and one for each answer"
+    assert iterations == [2, 4, 6, 8], "an iteration for each request, and one for each answer"
 
 
 async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(

@@ -24,7 +24,7 @@ def durable(jobs: int = 2, **config: object) -> JobHarness:
     return JobHarness(jobs, leases_durable=True, **config)
 
 
-def told(change: Change) -> LeaseRows:
+def rows_of(change: Change) -> LeaseRows:
     """Return the rows of the change's only frame, which is a LEASE frame."""
     (frame,) = change.frames
     assert frame.kind == FrameKind.LEASE
@@ -37,17 +37,17 @@ def told(change: Change) -> LeaseRows:
 def test_nacks_extensions_and_closed_streams_write_lease_frames() -> None:
     harness = durable(3)
     harness.claim(2)
-    rows = told(harness.nack(1, delay_ms=50))
+    rows = rows_of(harness.nack(1, delay_ms=50))
     assert (rows.op, [*rows.seqs], [*rows.deliveries]) == (LeaseOp.RELEASED, [1], [1])
     assert rows.until_ts == harness.now.ts + 50
     change = harness.extend(2, lease_ms=9000)
-    rows = told(change)
+    rows = rows_of(change)
     assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.CLAIMED, [2], change.until_ts)
     assert (rows.node, [*rows.deliveries]) == ("n", [1])
     assert change.until_ts == harness.now.ts + 9000
     stream = LeaseHolder("n", is_stream=True)
     harness.claims(ClaimRequest(stream, 1, 1000))
-    rows = told(harness.close(stream))
+    rows = rows_of(harness.close(stream))
     assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.RELEASED, [3], harness.now.ts)
 
 
@@ -91,7 +91,7 @@ def test_a_claim_whose_response_was_not_delivered_counts_no_delivery() -> None:
     harness = durable(2)
     (change,) = harness.claims(ClaimRequest(harness.poll(), 2, 1000))
     jobs = [(job.seq, job.number) for job in change.jobs]
-    rows = told(harness.unclaim(*jobs))
+    rows = rows_of(harness.unclaim(*jobs))
     assert (rows.op, [*rows.deliveries]) == (LeaseOp.RELEASED, [0, 0])
     (change,) = harness.claims(ClaimRequest(harness.poll(), 2, 1000))
     assert [job.deliveries for job in change.jobs] == [1, 1]
