@@ -273,7 +273,7 @@ class Client:
         reads = 0 if KINDS[self.kind].reads_s else select.EPOLLIN
         return select.EPOLLRDHUP | reads | (select.EPOLLOUT if self._unsent else 0)
 
-    def go_on(self) -> None:
+    def send_more(self) -> None:
         """Send unsent bytes. Raise OSError."""
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
@@ -374,7 +374,7 @@ class Crowd:
                 self._receive(client, client.socket.recv(1 << 16))
             elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                 raise ConnectionResetError
-            client.go_on()
+            client.send_more()
             if KINDS[client.kind].leaves and client.is_done:
                 self._again(fd, client)
                 return

@@ -168,7 +168,7 @@ class Probe(Bystander):
 
 
 @contextlib.contextmanager
-def beside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystander]:
+def run_alongside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystander]:
     """Run a bystander while the body runs."""
     bystander = kind(server)
     bystander.start()
@@ -299,8 +299,8 @@ def bother(
         with (
             crowd(server.address, {kind: clients}) as remote,
             watched(server) as memory,
-            beside(server, Neighbour) as others,
-            beside(server, Visitor) as newcomers,
+            run_alongside(server, Neighbour) as others,
+            run_alongside(server, Visitor) as newcomers,
         ):
             remote.command("connect", False)
             time.sleep(seconds)

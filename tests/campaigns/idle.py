@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.bench.processes import cpu_s, quantiles_ms
 from tests.campaigns.crowd import TOPICS, CrowdState, Remote, crowd
-from tests.campaigns.hostile import MIB, beside
+from tests.campaigns.hostile import MIB, run_alongside
 from tests.campaigns.killer import Summary, program
 from tests.support.api import Api, ok
 from tests.support.server import Server, kill_one, open_files, rss_bytes
@@ -72,7 +72,7 @@ class Trial:
 
     def connect(self, remote: Remote, how: str, clients: int, *, again: bool = False) -> CrowdState:
         """Let all clients connect, and check that they get responses."""
-        with beside(self._server) as writer:
+        with run_alongside(self._server) as writer:
             state = remote.command("connect", again)
         p50, p99, _, most = quantiles_ms([ms / 1000 for ms in state.first_byte_ms] or [0])
         self._summary.tell(
@@ -87,7 +87,7 @@ class Trial:
 
     def _write(self, how: str) -> None:
         cpu = cpu_s(self._front)
-        with beside(self._server) as writer:
+        with run_alongside(self._server) as writer:
             time.sleep(self._seconds)
         share = (cpu_s(self._front) - cpu) / self._seconds
         self._summary.tell(f"writer {how}: {writer}; front {share:.0%} of a core")

@@ -88,7 +88,7 @@ class Cable(trio.abc.Stream):
 
 
 class Day:
-    """One run. ``harm``: the number of faults by kind."""
+    """One run. ``faults``: the number of faults by kind."""
 
     def __init__(self, server: Server, seed: int, seconds: float, kills: int) -> None:
         self._server, self._seconds, self._kills = server, seconds, kills
@@ -98,7 +98,7 @@ class Day:
         self._work = Work(seed, self._connect, self.history, SHARDS, span_s=seconds, calls=calls)
         self._cables: list[Cable] = []
         self.problems: list[str] = []
-        self.harm: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Run the workload, a clean restart, and the final reading."""
@@ -148,7 +148,7 @@ class Day:
         if role == OPERATOR:
             await self._operate()
             return
-        self.harm[f"killed {role}"] += 1
+        self.faults[f"killed {role}"] += 1
         if role != EVERYTHING:
             kill_one(roles[role])
             self.history.happened("kill", role)
@@ -162,13 +162,13 @@ class Day:
         server, rng = self._server, self._rng
         self.history.happened("fault", EVERYTHING, "directory")
         if rng.random() < 0.3:
-            self.harm["deleted LOCK"] += 1
+            self.faults["deleted LOCK"] += 1
             (server.data_dir / "LOCK").unlink()
             if not await trio.to_thread.run_sync(is_refused, server.data_dir):
                 self.problems.append("a second server has started in the directory of the first")
             await self._end_somehow()
         else:
-            self.harm["replaced directory"] += 1
+            self.faults["replaced directory"] += 1
             elsewhere = server.data_dir.with_name("elsewhere")
             server.data_dir.rename(elsewhere)
             await trio.to_thread.run_sync(copy_tree, elsewhere, server.data_dir)
@@ -211,7 +211,7 @@ class Day:
             what = "reset"
         else:
             what = "vanished"
-        self.harm[what] += 1
+        self.faults[what] += 1
         self.history.happened("cut", how=what)
 
 
@@ -258,7 +258,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str
     summary.problems += [f"{broken.promise}: {broken.sentence}" for broken in found]
     for line in report.lines(entries, {number for broken in found for number in broken.entries}):
         summary.tell(line)
-    summary.killed = ", ".join(f"{what} {count}x" for what, count in sorted(day.harm.items()))
+    summary.killed = ", ".join(f"{what} {count}x" for what, count in sorted(day.faults.items()))
     summary.counts = counted(entries)
     return summary
 

@@ -38,14 +38,14 @@ def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
     cursor = from_seq
     while True:
         page = ok(api.diff(topic, from_seq=cursor, limit=limit))
-        stone = page["tombstone"]
-        if stone is not None:
-            assert stone["reason"] in LOSSES
-            assert cursor < stone["gap_from"] <= stone["gap_to"] <= page["head_seq"], (
+        tombstone = page["tombstone"]
+        if tombstone is not None:
+            assert tombstone["reason"] in LOSSES
+            assert cursor < tombstone["gap_from"] <= tombstone["gap_to"] <= page["head_seq"], (
                 cursor,
-                stone,
+                tombstone,
             )
-            found.lost.update(range(stone["gap_from"], stone["gap_to"] + 1))
+            found.lost.update(range(tombstone["gap_from"], tombstone["gap_to"] + 1))
         found.data |= {record["$seq"]: record["data"] for record in page["records"]}
         cursor = page["next_from_seq"]
         if page["caught_up"]:
@@ -156,9 +156,9 @@ def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(st
         assert head == 6, "the checkpoint lost the head"
     for cursor in range(6):
         page = ok(stage.api.diff("told", from_seq=cursor, epoch=state["epoch"]))
-        stone = page["tombstone"]
-        assert stone["reason"] in LOSSES
-        assert [stone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [
+        tombstone = page["tombstone"]
+        assert tombstone["reason"] in LOSSES
+        assert [tombstone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [
             cursor + 1,
             head,
             head + 1,
@@ -247,8 +247,8 @@ def diff_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, 
     gaps = []
     while True:
         page = ok(api.diff(topic, from_seq=cursor, limit=limit))
-        if (stone := page["tombstone"]) is not None:
-            gaps.append((stone["gap_from"], stone["gap_to"]))
+        if (tombstone := page["tombstone"]) is not None:
+            gaps.append((tombstone["gap_from"], tombstone["gap_to"]))
         cursor = page["next_from_seq"]
         if page["caught_up"]:
             return gaps

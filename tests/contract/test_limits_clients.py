@@ -18,7 +18,7 @@ from tests.support.caps import capped, clear, counts_agree, held
 from tests.support.queues import Queue, Work, until
 from tests.support.routers import put
 from tests.support.server import Server, kill_one
-from tests.support.sse import Stream, session, turned_away
+from tests.support.sse import Stream, refused_stream, session
 from tests.support.ws import KEY, Socket, alive, handshake, shake
 from topics.formats.names import shard_of
 
@@ -353,7 +353,7 @@ def test_a_front_crash_frees_the_slots_of_its_streams_and_sessions(tmp_path: Pat
                 another = api.call("POST", "/v0/watch", {"topics": {"t": {}}})
                 capped(another, "max_watch_sessions", 4)
                 with streams(server, urls[:3]):
-                    capped(turned_away(server.address, urls[3]), "max_sse_connections", 3)
+                    capped(refused_stream(server.address, urls[3]), "max_sse_connections", 3)
                     replaced(server, "front 0")
 
 

@@ -17,9 +17,9 @@ from tests.support.sse import (
     TOMBSTONE,
     Stream,
     encoded,
+    gap_ends,
     seqs,
     session,
-    stone,
     watch,
 )
 from topics.actors.link.tick import TICK_INTERVAL_S
@@ -96,7 +96,7 @@ def test_a_start_below_the_floor_is_reported_at_connect(api: Api, topic: str) ->
     with watch(api, [topic]) as stream:
         event = stream.event(TOMBSTONE)
         body = event.json()
-        assert stone(body, "from_seq_too_old") == (1, 6)
+        assert gap_ends(body, "from_seq_too_old") == (1, 6)
         assert (body["topic"], body["earliest_seq"], body["head_seq"]) == (topic, 7, 10)
         assert event.cursor == {topic: 6}
         contents = stream.read_until_caught_up([topic])
@@ -111,14 +111,14 @@ def test_a_write_larger_than_the_cap_is_reported_as_a_gap_in_a_live_stream(
     with watch(api, [topic]) as stream:
         stream.read_until_caught_up([topic])
         ok(api.append(topic, *range(1, 7)))
-        assert stone(stream.event(TOMBSTONE).json(), "cap") == (1, 4)
+        assert gap_ends(stream.event(TOMBSTONE).json(), "cap") == (1, 4)
         assert data(stream.records(2)) == [5, 6]
 
 
 def recreated(stream: Stream, topic: str, head: int) -> None:
     """Check for the tombstone of a recreated topic, followed by all of its records."""
     contents = stream.read_until_caught_up([topic])
-    assert [stone(body, "recreated") for body in contents.tombstones] == [(1, head)]
+    assert [gap_ends(body, "recreated") for body in contents.tombstones] == [(1, head)]
     assert contents.events[0].event == TOMBSTONE
     assert seqs(contents.records) == list(range(1, head + 1))
 

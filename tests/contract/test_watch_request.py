@@ -18,9 +18,9 @@ from tests.support.sse import (
     RECORD,
     Stream,
     encoded,
+    gap_ends,
+    refused_stream,
     session,
-    stone,
-    turned_away,
 )
 
 URL = "/v0/watch?"
@@ -32,7 +32,7 @@ def url_of(*topics: str, **options: object) -> str:
 
 
 def refusal(api: Api, url: str, *headers: str) -> Answer:
-    return turned_away(api.address, url, "Accept: text/event-stream", *headers)
+    return refused_stream(api.address, url, "Accept: text/event-stream", *headers)
 
 
 def test_an_id_resumes_the_stream_even_after_a_kill_of_the_server(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_cursor_in_the_url_resumes_the_stream(api: Api, new_name: Callable[[],
     create(api, first, "again")
     with Stream(api.address, url) as stream:
         assert [
-            stone(body, "recreated") for body in stream.read_until_caught_up([first]).tombstones
+            gap_ends(body, "recreated") for body in stream.read_until_caught_up([first]).tombstones
         ] == [(1, 1)]
 
 

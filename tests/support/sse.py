@@ -332,7 +332,7 @@ def watch(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> St
     return Stream(api.address, session(api, topics, **fields)["stream_url"])
 
 
-def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
+def refused_stream(address: tuple[str, int], path: str, *headers: str) -> Answer:
     """Return the response to a GET that must not open a stream. Fail immediately if it opens one,
     because that would never end.
     """
@@ -345,15 +345,15 @@ def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
         return answer
 
 
-STONE = GAP | {"topic"}
+GAP_FIELDS = GAP | {"topic"}
 
 
 def seqs(records: list[Any]) -> list[int]:
     return [record["$seq"] for record in records]
 
 
-def stone(told_or_body: Any, reason: str) -> tuple[int, int]:
+def gap_ends(body: Any, reason: str) -> tuple[int, int]:
     """Return both ends of a gap, whose event must have the fields of §7.2."""
-    assert STONE <= set(told_or_body) <= STONE | {"missed_estimate", "epoch"}, told_or_body
-    assert told_or_body["reason"] == reason, told_or_body
-    return told_or_body["gap_from"], told_or_body["gap_to"]
+    assert GAP_FIELDS <= set(body) <= GAP_FIELDS | {"missed_estimate", "epoch"}, body
+    assert body["reason"] == reason, body
+    return body["gap_from"], body["gap_to"]

@@ -297,7 +297,7 @@ async def test_requests_wait_for_the_delete_while_routers_are_removed(
     await trio.sleep(0.05)
     assert answers == {}
     routed.on_message = lambda *_: True
-    routed.let_go()
+    routed.deliver_held()
     with trio.fail_after(10):
         while len(answers) < 2:
             await trio.lowlevel.checkpoint()

@@ -171,7 +171,7 @@ async def test_a_total_is_returned_after_forwards_in_flight_complete(
     nursery.start_soon(remove)
     await trio.sleep(0.05)
     assert (results, [*registry_harness.workers.known()]) == ([], [])
-    shards.go_on()
+    shards.deliver_all()
     await shards.until(lambda: results)
     assert results == [([], {1: 2, 2: 2})]
 
@@ -274,7 +274,7 @@ async def test_stats_wait_for_forwards_in_flight(
     nursery.start_soon(request)
     await trio.sleep(0.05)
     assert results == []
-    shards.go_on()
+    shards.deliver_all()
     await shards.until(lambda: results)
     assert [each[:3] for each in results[0]] == [(1, 1, 0), (2, 1, 0)]
 
@@ -295,7 +295,7 @@ async def test_stats_do_not_wait_longer_than_half_a_second(
     ((router, total, lag_records, _),) = await registry_harness.stats(1)
     assert (router, total, lag_records) == (1, 1, 1)
     assert trio.current_time() - began > 0.09
-    shards.go_on()
+    shards.deliver_all()
     await shards.until(lambda: registry_harness.workers.stats(1) == (1, 2, 0, 0))
 
 
@@ -395,6 +395,6 @@ async def test_a_router_is_omitted_until_its_dest_has_reported_its_cursor(
     routed.on_message = lambda *found: found[2] != FORWARD.subject
     await routed.route("a>b")
     assert await routers(routed) == ([], True)
-    routed.go_on()
+    routed.deliver_all()
     await routed.settle()
     assert await routers(routed) == ([RouterMetrics("a>b", 0, 0, 0)], False)

@@ -221,18 +221,18 @@ def test_a_kill_between_any_two_steps_loses_nothing(aged: Sealer, tmp_path: Path
     for _ in range(3):
         aged.checkpoint()
         _starts_alike(aged, tmp_path / "copy", before)
-        _starts_alike(aged, tmp_path / "copy", before, harm=spoil)
+        _starts_alike(aged, tmp_path / "copy", before, damage=spoil)
 
 
 def _starts_alike(
     client: Sealer,
     target: Path,
     expected: Any,
-    harm: Callable[[Path], None] = lambda _: None,
+    damage: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Start a shard on a copy of the files, as after a kill, and compare its state."""
     copy(client.path, target)
-    harm(target)
+    damage(target)
     again = Sealer(target, now=client.now, file_bytes=client.wal.file_bytes)
     assert seen(again) == expected
     again.kill()
