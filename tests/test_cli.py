@@ -315,13 +315,13 @@ def test_a_repair_reports_the_loss_before_it_runs_and_then_finds_no_damage(tmp_p
     dry = run(MODULE, "repair", "--dry-run", str(path))
     assert (dry.returncode, tree(path)) == (ExitCode.DAMAGED, hurt)
     lost = f"{log_files(path)[0]}, offset {offset}: 152 bytes of frames cannot be read"
-    told = f"{lost}, idempotency key 'k2'\ntopic \"a\": seqs 5 to 6 are lost\n"
-    assert dry.stdout == f"{told}nothing was changed because of --dry-run\n"
+    report = f"{lost}, idempotency key 'k2'\ntopic \"a\": seqs 5 to 6 are lost\n"
+    assert dry.stdout == f"{report}nothing was changed because of --dry-run\n"
     with locked_for_reading(path):
         done = run(MODULE, "repair", str(path))
     assert (done.returncode, tree(path)) == (ExitCode.FAILED, hurt)
     done = run(MODULE, "repair", str(path))
-    assert (done.returncode, done.stdout) == (ExitCode.DONE, f"{told}repaired\n")
+    assert (done.returncode, done.stdout) == (ExitCode.DONE, f"{report}repaired\n")
     done = run(MODULE, "repair", str(path))
     assert (done.returncode, done.stdout) == (ExitCode.DONE, "nothing to repair\n")
     done = run(MODULE, "verify", str(path))

@@ -3,7 +3,7 @@ expected
 results.
 
 The records of a topic are numbered, so a reader must receive consecutive numbers. Each client is
-paced: it calls ``turn`` once per ``pause_s``.
+paced: it calls ``step`` once per ``pause_s``.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Soak:
 
 
 class Client(threading.Thread):
-    """Calls ``turn`` once per ``pause_s``. It catches up at most one second."""
+    """Calls ``step`` once per ``pause_s``. It catches up at most one second."""
 
     def __init__(self, soak: Soak, topic: str = "") -> None:
         super().__init__(name=f"{type(self).__name__} {topic}", daemon=True)
-        self.soak, self.topic, self.dice = soak, topic, random.Random(topic)
+        self.soak, self.topic, self.rng = soak, topic, random.Random(topic)
         self.client = Topics(soak.url, key="", on_pause=soak.failed)
         self.turns, self.pause_s = 0, 0.0
 
@@ -92,7 +92,7 @@ class Client(threading.Thread):
         due = monotonic()
         try:
             while not self.soak.ending.is_set():
-                self.turn()
+                self.step()
                 self.turns += 1
                 due = max(due + self.pause_s, monotonic() - 1.0)
                 self.soak.ending.wait(max(0.0, due - monotonic()))
@@ -103,18 +103,18 @@ class Client(threading.Thread):
     def close(self) -> None:
         self.client.close()
 
-    def turn(self) -> None:
+    def step(self) -> None:
         raise NotImplementedError
 
 
 class Writer(Client):
     """Appends to one topic."""
 
-    def turn(self) -> None:
+    def step(self) -> None:
         first, size = self.soak.next[self.topic], 50 if self.turns % 4 == 3 else 1
         numbers = range(first, first + size)
         self.soak.next[self.topic] += size
-        began, size_of = monotonic(), self.dice.randrange
+        began, size_of = monotonic(), self.rng.randrange
         try:
             self.append([{"data": [each, began, "x" * size_of(3000)]} for each in numbers])
             self.soak.timed("appends", began)
@@ -163,7 +163,7 @@ class Reader(Client):
         super().__init__(soak, topic)
         self._source, self._next, self._life = source or topic, 0, 0
 
-    def turn(self) -> None:
+    def step(self) -> None:
         with closing(self.shown()) as shown:
             for data in shown:
                 if not self.take(*data):
@@ -235,7 +235,7 @@ class SocketReader(Reader):
 class JobMaker(Client):
     """Appends jobs."""
 
-    def turn(self) -> None:
+    def step(self) -> None:
         jobs = range(4 * self.turns, 4 * self.turns + 4)
         self.soak.jobs.update(jobs)
         self.client.queue("jobs").append(*jobs)
@@ -245,7 +245,7 @@ class JobMaker(Client):
 class JobWorker(Client):
     """Claims jobs, acks most of them, and nacks the others until they are dead letters."""
 
-    def turn(self) -> None:
+    def step(self) -> None:
         queue = self.client.queue("jobs")
         began = monotonic()
         jobs = queue.claim(NODE, 20, lease=10.0)
@@ -267,7 +267,7 @@ class JobWorker(Client):
 class DeadLetterWorker(Client):
     """Claims dead letters, and acks them."""
 
-    def turn(self) -> None:
+    def step(self) -> None:
         with self.client.queue("dead").worker(lease=10.0) as worker:
             for job in worker:
                 with job:
@@ -280,7 +280,7 @@ class DeadLetterWorker(Client):
 class Deleter(Client):
     """Appends with tags, and deletes by tag and by seq."""
 
-    def turn(self) -> None:
+    def step(self) -> None:
         topic = self.client.topic("deletes")
         records = [{"data": number, "tag": f"t{number % 5}"} for number in range(10)]
         first = topic.append(records=records).first_seq
@@ -292,7 +292,7 @@ class Deleter(Client):
 class Churner(Client):
     """Creates a topic or a queue with a router, writes, reads, and deletes it."""
 
-    def turn(self) -> None:
+    def step(self) -> None:
         client, name = self.client, f"churn-{self.turns % 20}"
         topic = client.queue(name) if self.turns % 2 else client.topic(name)
         topic.put(durability=CLASSES[1 + self.turns % 3])
@@ -308,10 +308,10 @@ class Churner(Client):
 class Browser(Client):
     """Reads old pages."""
 
-    def turn(self) -> None:
-        topic = self.client.topic(self.dice.choice(["disk", "fsync", "mid", "sink"]))
+    def step(self) -> None:
+        topic = self.client.topic(self.rng.choice(["disk", "fsync", "mid", "sink"]))
         state = topic.state()
-        (*_,) = topic.read(self.dice.randint(state.earliest_seq - 1, state.head_seq), limit=50)
+        (*_,) = topic.read(self.rng.randint(state.earliest_seq - 1, state.head_seq), limit=50)
 
 
 def fill(url: str, megabytes: int) -> None:
@@ -358,7 +358,7 @@ def finish(soak: Soak, all_clients: Iterable[Client]) -> None:
             client.topic(topic).append([END, monotonic(), ""])
         worker, until = JobWorker(soak), monotonic() + TIMEOUT_S
         while (left := soak.jobs - soak.unsure_jobs) and monotonic() < until:
-            worker.turn()
+            worker.step()
             sleep(RETRY_S)
         worker.close()
         client.queue("dead").append(END)

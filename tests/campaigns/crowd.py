@@ -1,8 +1,8 @@
 """Crowds: many clients of one kind, in a separate process with one loop.
 
-    come     all connect; clients that the server disconnects reconnect after a pause
-    leave    all disconnect
-    told     the state of the crowd, which each command returns
+    connect     all connect; clients that the server disconnects reconnect after a pause
+    disconnect  all disconnect
+    report      do nothing; each command returns the state of the crowd
 
     kind        each client
     nodes       makes watch sessions with 10,000 nodes
@@ -69,7 +69,7 @@ BURST_S = 0.005  # the maximum time to wait for the existing ones
 CONNECTS_PER_ADDRESS = 5000  # in a row; a closed connection keeps its port for a minute
 ADDRESSES = 200
 TIMEOUT_S = 300.0  # for a reply of the crowd's process
-HEARD_S = 60.0  # for the first bytes of a response
+RESPONSE_S = 60.0  # for the first bytes of a response
 NEVER = float("inf")
 
 
@@ -232,17 +232,17 @@ def fill(api: Api) -> None:
 
 
 @dataclass(slots=True)
-class Told:
-    """The state of a crowd. For reading clients: ``heard_ms`` from a connect to the first bytes,
-    ``statuses``, and the number of clients that were ``lost`` before that.
+class CrowdState:
+    """The state of a crowd. For reading clients: ``first_byte_ms`` from a connect to the first
+    bytes, ``statuses``, and the number of clients that were ``lost`` before that.
     """
 
-    here: Counter[str] = field(default_factory=Counter)  # connected clients by kind
+    connected: Counter[str] = field(default_factory=Counter)  # connected clients by kind
     made: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
     lost: int = 0
-    heard_ms: list[float] = field(default_factory=list)
+    first_byte_ms: list[float] = field(default_factory=list)
 
 
 class Client:
@@ -252,7 +252,12 @@ class Client:
         self, address: tuple[str, int], kind: str, number: int, said: bytes, connects: int
     ) -> None:
         """``connects`` is the number of earlier connects of the crowd."""
-        self.kind, self.number, self.began, self.is_heard = kind, number, time.monotonic(), False
+        self.kind, self.number, self.began, self.has_response = (
+            kind,
+            number,
+            time.monotonic(),
+            False,
+        )
         self.said = self._unsent = memoryview(said)
         self.socket = socket.socket()
         if KINDS[kind].reads_s:
@@ -268,7 +273,7 @@ class Client:
         reads = 0 if KINDS[self.kind].reads_s else select.EPOLLIN
         return select.EPOLLRDHUP | reads | (select.EPOLLOUT if self._unsent else 0)
 
-    def go_on(self) -> None:
+    def send_more(self) -> None:
         """Send unsent bytes. Raise OSError."""
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self.socket.send(self._unsent) :]
@@ -297,31 +302,32 @@ class Crowd:
         # sessions of the previous connection are reused
         self._said: dict[tuple[str, int], bytes] = {}
         self._connects = 0
-        self.told = Told()
+        self.state = CrowdState()
 
     def prepare(self, kind: str, count: int) -> None:
         with Api(self._address, token=HOSTILE) as api:
             for number in range(count):
                 self._said[kind, number] = KINDS[kind].says(api, number)
 
-    def come(self, again: bool) -> None:
+    def connect(self, again: bool) -> None:
         """Let all prepared clients connect. With ``again`` all are reset before."""
-        self.leave(reset=again)
+        self.disconnect(reset=again)
         self._waiting = sorted((0.0, *key) for key in self._said)
         while any(not KINDS[kind].reads_s for _, kind, _ in self._waiting):
             self.work(0.0)
-        unheard, until = True, time.monotonic() + HEARD_S
+        unheard, until = True, time.monotonic() + RESPONSE_S
         while unheard and time.monotonic() < until:
             self.work(0.05)
             unheard = any(
-                not (client.is_heard or KINDS[client.kind].reads_s)
+                not (client.has_response or KINDS[client.kind].reads_s)
                 for client in self._clients.values()
             )
-        self.told.lost += sum(
-            not (client.is_heard or KINDS[client.kind].reads_s) for client in self._clients.values()
+        self.state.lost += sum(
+            not (client.has_response or KINDS[client.kind].reads_s)
+            for client in self._clients.values()
         )
 
-    def leave(self, *, reset: bool = False) -> None:
+    def disconnect(self, *, reset: bool = False) -> None:
         """Close all connections."""
         self._waiting.clear()
         for fd in [*self._clients]:
@@ -329,7 +335,7 @@ class Crowd:
                 linger = struct.pack("ii", 1, 0)
                 self._clients[fd].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self._hang_up(fd)
-        self.told = Told()
+        self.state = CrowdState()
 
     def work(self, wait_s: float) -> None:
         """Run due actions, and handle received bytes."""
@@ -355,8 +361,8 @@ class Crowd:
         fd, plan = client.socket.fileno(), KINDS[kind]
         self._clients[fd] = client
         self._poll.register(client.socket, client.events)
-        self.told.made += 1
-        self.told.here[kind] += 1
+        self.state.made += 1
+        self.state.connected[kind] += 1
         spread = plan.drips_s * (number % 97) / 97 if plan.drips_s < NEVER else NEVER
         for what, after in (("end", plan.life_s), ("read", plan.reads_s), ("drip", spread)):
             if 0 < after < NEVER or (what == "drip" and after < NEVER):
@@ -365,28 +371,28 @@ class Crowd:
     def _handle(self, fd: int, client: Client, events: int) -> None:
         try:
             if events & select.EPOLLIN:
-                self._hear(client, client.socket.recv(1 << 16))
+                self._receive(client, client.socket.recv(1 << 16))
             elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                 raise ConnectionResetError
-            client.go_on()
+            client.send_more()
             if KINDS[client.kind].leaves and client.is_done:
                 self._again(fd, client)
                 return
             self._poll.modify(fd, client.events)
         except OSError:
-            self.told.ended[client.kind] += 1
-            self.told.lost += not (client.is_heard or KINDS[client.kind].reads_s)
+            self.state.ended[client.kind] += 1
+            self.state.lost += not (client.has_response or KINDS[client.kind].reads_s)
             self._again(fd, client)
 
-    def _hear(self, client: Client, piece: bytes) -> None:
+    def _receive(self, client: Client, piece: bytes) -> None:
         if not piece:
             raise ConnectionResetError
         if KINDS[client.kind].repeats:
             client.repeat()
-        if not client.is_heard:
-            client.is_heard = True
-            self.told.statuses[piece[9:12].decode()] += 1
-            self.told.heard_ms.append((time.monotonic() - client.began) * 1000)
+        if not client.has_response:
+            client.has_response = True
+            self.state.statuses[piece[9:12].decode()] += 1
+            self.state.first_byte_ms.append((time.monotonic() - client.began) * 1000)
 
     def _due(self, fd: int, client: Client, what: str) -> None:
         plan = KINDS[client.kind]
@@ -412,7 +418,7 @@ class Crowd:
 
     def _hang_up(self, fd: int) -> None:
         client = self._clients.pop(fd)
-        self.told.here[client.kind] -= 1
+        self.state.connected[client.kind] -= 1
         client.socket.close()
 
 
@@ -422,13 +428,13 @@ class Remote:
     def __init__(self, orders: Connection) -> None:
         self._orders = orders
 
-    def say(self, order: str, *arguments: object) -> Told:
-        """Send a command: ``prepare``, ``come``, ``leave`` or ``tell``."""
+    def command(self, order: str, *arguments: object) -> CrowdState:
+        """Send a command: ``prepare``, ``connect``, ``disconnect`` or ``report``."""
         self._orders.send((order, *arguments))
         assert self._orders.poll(TIMEOUT_S), "the crowd does not answer"
-        told = self._orders.recv()
-        assert isinstance(told, Told), told
-        return told
+        state = self._orders.recv()
+        assert isinstance(state, CrowdState), state
+        return state
 
 
 @contextlib.contextmanager
@@ -442,7 +448,7 @@ def crowd(address: tuple[str, int], kinds: dict[str, int]) -> Iterator[Remote]:
     remote = Remote(ours)
     try:
         for kind, count in kinds.items():
-            remote.say("prepare", kind, count)
+            remote.command("prepare", kind, count)
         yield remote
     finally:
         ours.close()
@@ -462,8 +468,8 @@ def _run(orders: Connection, address: tuple[str, int]) -> None:
             order, *arguments = orders.recv()
         except EOFError:
             return
-        told = many.told
-        if order != "tell":
+        state = many.state
+        if order != "report":
             getattr(many, order)(*arguments)
-            told = told if order == "leave" else many.told
-        orders.send(told)
+            state = state if order == "disconnect" else many.state
+        orders.send(state)

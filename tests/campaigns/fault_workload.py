@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from tests.campaigns.fault_disk import FaultDisk
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.link.board import ShardState
 from topics.actors.shard.context import clock
 from topics.formats.json_text import json_bytes
@@ -49,7 +49,7 @@ class WorkloadRun:
 
     def __init__(self, path: Path, disk: FaultDisk, journal: Journal) -> None:
         self.path, self.disk, self.journal = path, disk, journal
-        self.desk: Desk
+        self.harness: ShardHarness
         self._number = 0
 
     async def run(self, *, stop: bool) -> None:
@@ -60,19 +60,19 @@ class WorkloadRun:
         )
         try:
             async with trio.open_nursery() as nursery:
-                self.desk = Desk(self.path, nursery, shard=shard)
-                nursery.start_soon(self.desk.loop.follow_log)
-                self.desk.loop.context.disk_space.show()
+                self.harness = ShardHarness(self.path, nursery, shard=shard)
+                nursery.start_soon(self.harness.loop.follow_log)
+                self.harness.loop.context.disk_space.show()
                 await self._work()
                 await self._find_space()
-                merged = self.desk.loop.services.sealing.rewriting.merged
+                merged = self.harness.loop.services.sealing.rewriting.merged
                 assert merged or self.disk.failed, "segments are merged"
-                self.journal.read_only = self.desk.loop.context.disk_space.broken is not None
+                self.journal.read_only = self.harness.loop.context.disk_space.broken is not None
                 nursery.cancel_scope.cancel()
             if stop:
                 shard.wal.stop()
                 if not self.journal.read_only:
-                    self.desk.loop.services.sealing.write_last()
+                    self.harness.loop.services.sealing.write_last()
         except OSError:
             if not stop:
                 raise
@@ -119,7 +119,7 @@ class WorkloadRun:
     # Steps
 
     async def _put(self, topic: str, **config: Any) -> None:
-        if await self._answer(self.desk.put(topic, **config)) is not None:
+        if await self._answer(self.harness.put(topic, **config)) is not None:
             self.journal.classes[topic] = config["durability"]
             self.journal.records.setdefault(topic, {})
             self.journal.gone.discard(topic)
@@ -127,15 +127,15 @@ class WorkloadRun:
     async def _route(self, source: str, dest: str) -> None:
         params = RouterParams(dest, None, 0)
         body = json_bytes({"source": source, "dest": dest, "create_dest": False})
-        if await self._answer(self.desk.ask(ROUTER_PUT, params, body)) is not None:
+        if await self._answer(self.harness.request(ROUTER_PUT, params, body)) is not None:
             self.journal.routed.add(dest)
 
     async def _copies(self) -> None:
         """Wait until the copies have arrived, unless a fault prevents them, and read them."""
         for dest in sorted(self.journal.routed):
-            source = self.desk.engine.topics.get(DESTS[dest][1])
-            topic = self.desk.engine.topics.get(dest)
-            if source is None or topic is None or self.desk.log.failed is not None:
+            source = self.harness.engine.topics.get(DESTS[dest][1])
+            topic = self.harness.engine.topics.get(dest)
+            if source is None or topic is None or self.harness.log.failed is not None:
                 continue
             with trio.move_on_after(ANSWER_S if self.disk.failed is None else COPIED_S):
                 while not self._has_come(dest):  # noqa: ASYNC110 - there is no event
@@ -144,12 +144,12 @@ class WorkloadRun:
             await self._read(dest)
 
     def _has_come(self, dest: str) -> bool:
-        topic = self.desk.engine.topics[dest]
-        head = self.desk.engine.topics[DESTS[dest][1]].head_seq
+        topic = self.harness.engine.topics[dest]
+        head = self.harness.engine.topics[DESTS[dest][1]].head_seq
         return any(cursor >= head for cursor, _ in (topic.derivations or {}).values())
 
     async def _read(self, dest: str) -> None:
-        page = await self._answer(self.desk.diff(dest, limit=1000, wait_ms=0))
+        page = await self._answer(self.harness.diff(dest, limit=1000, wait_ms=0))
         for record in page["records"] if page is not None else ():
             seq, number = record["$seq"], record["data"].split()[0]
             before = self.journal.records[dest].setdefault(seq, number)
@@ -172,18 +172,18 @@ class WorkloadRun:
     async def _append(self, topic: str, count: int, size: int) -> None:
         records = self._records(count, size)
         body = msgspec.json.encode({"records": records, "create": False})
-        self._note(topic, records, await self._answer(self.desk.append_raw(topic, body)))
+        self._note(topic, records, await self._answer(self.harness.append_raw(topic, body)))
 
     async def _burst(self, topic: str, count: int) -> None:
         parts = [self._records(1, 300) for _ in range(count)]
         bodies = ({"records": part, "create": False} for part in parts)
-        number = self.desk.append_many(topic, *bodies)
-        self.desk.loop.end_iteration()
+        number = self.harness.append_many(topic, *bodies)
+        self.harness.loop.end_iteration()
         with trio.fail_after(ANSWER_S):
-            while not self.desk.wire.sent:  # noqa: ASYNC110 - there is no event
+            while not self.harness.wire.sent:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.0002)
         try:
-            ((_, answers),) = self.desk.batches()
+            ((_, answers),) = self.harness.batches()
         except AssertionError:
             answers = [{"code": "refused"}] * count
         assert number
@@ -203,23 +203,23 @@ class WorkloadRun:
 
     async def _delete_records(self, topic: str, **asked: Any) -> None:
         held = self.journal.records.get(topic, {})
-        if await self._answer(self.desk.delete_records(topic, **asked)) is None:
+        if await self._answer(self.harness.delete_records(topic, **asked)) is None:
             return
         for seq in list(held):
             if seq < asked.get("before_seq", 0) or ("match" in asked and int(held[seq]) % 2 == 0):
                 self.journal.deleted.setdefault(topic, set()).add(held.pop(seq))
 
     async def _delete(self, topic: str) -> None:
-        if await self._answer(self.desk.delete(topic)) is not None:
+        if await self._answer(self.harness.delete(topic)) is not None:
             self.journal.records.pop(topic, None)
             self.journal.highest.pop(topic, None)
             self.journal.gone.add(topic)
 
     async def _answer(self, number: int) -> dict[str, Any] | None:
         """Return the response, or None if it is a refusal."""
-        self.desk.loop.end_iteration()
+        self.harness.loop.end_iteration()
         with trio.fail_after(ANSWER_S):
-            while not (found := self.desk.bodies()):  # noqa: ASYNC110 - there is no event
+            while not (found := self.harness.bodies()):  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.0002)
         ((answered, body),) = found
         assert answered == number, "one request at a time"
@@ -227,13 +227,13 @@ class WorkloadRun:
         return None if "code" in body else body
 
     async def _round(self) -> None:
-        await self._sealing(self.desk.loop.services.sealing._round)
+        await self._sealing(self.harness.loop.services.sealing._round)
 
     async def _checkpoint(self) -> None:
-        await self._sealing(self.desk.loop.services.sealing.checkpoint)
+        await self._sealing(self.harness.loop.services.sealing.checkpoint)
 
     async def _sealing(self, what: Any) -> None:
-        if self.desk.log.failed is None:
+        if self.harness.log.failed is None:
             try:
                 await what()
             except OSError:
@@ -244,9 +244,9 @@ class WorkloadRun:
         again.
         """
         self.disk.heal()
-        disk_space = self.desk.loop.context.disk_space
+        disk_space = self.harness.loop.context.disk_space
         disk_space.show()
-        if self.desk.cells.state == ShardState.NO_ROOM:
+        if self.harness.cells.state == ShardState.NO_ROOM:
             assert await disk_space.find_space(), "there is room"
             if "f" in self.journal.records:
                 await self._append("f", 1, 100)

@@ -33,7 +33,7 @@ from tests.campaigns.fuzz_support import (
     messages_of,
     spoken,
 )
-from tests.campaigns.hostile import Bystander, Memory, Probe, beside, watched
+from tests.campaigns.hostile import Bystander, Memory, Probe, run_alongside, watched
 from tests.campaigns.killer import Summary, program
 from tests.support.api import Answer, Api, Wire, listed, ok, request
 from tests.support.server import Server
@@ -216,7 +216,7 @@ def fuzz(
     """Fuzz a running server. Return the responses to the probe and the memory use at the
     same time.
     """
-    with watched(server) as memory, beside(server, Probe) as probe:
+    with watched(server) as memory, run_alongside(server, Probe) as probe:
         findings = fuzz_support.apart(work, server, seed, seconds, rate)
     findings.problems += probe.trouble
     check_stored(server, findings)
@@ -229,7 +229,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summa
     with (
         Server(data_dir.with_name("other"), shards=1) as other,
         Server(data_dir, shards=1) as server,
-        beside(other, Probe) as control,
+        run_alongside(other, Probe) as control,
     ):
         findings, probe, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
     summary.tell(f"probe: {probe}\nprobe of another server at the same time: {control}")

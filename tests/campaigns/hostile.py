@@ -36,7 +36,7 @@ KINDS = (
     *("messages", "chunks", "prefixes", "visitors", *UNKNOWN),
 )
 SAMPLE_S = 0.01
-COME_S = 60.0  # until all clients of a crowd have connected once, in addition to `seconds`
+CONNECT_S = 60.0  # until all clients of a crowd have connected once, in addition to `seconds`
 
 
 class Memory:
@@ -106,12 +106,12 @@ class Bystander(threading.Thread):
                 sent = time.perf_counter()
                 try:
                     answer = self.ask(api)
-                    told = "" if answer.status in (200, 201) else str(answer)
+                    problem = "" if answer.status in (200, 201) else str(answer)
                 except OSError as failure:
-                    told = repr(failure)
+                    problem = repr(failure)
                 self.took_ms.append((time.perf_counter() - sent) * 1000)
-                if told:
-                    self.trouble.append(told)
+                if problem:
+                    self.trouble.append(problem)
 
     def ask(self, api: Api) -> Answer:
         """Send one small request."""
@@ -168,7 +168,7 @@ class Probe(Bystander):
 
 
 @contextlib.contextmanager
-def beside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystander]:
+def run_alongside(server: Server, kind: type[Bystander] = Bystander) -> Iterator[Bystander]:
     """Run a bystander while the body runs."""
     bystander = kind(server)
     bystander.start()
@@ -299,17 +299,17 @@ def bother(
         with (
             crowd(server.address, {kind: clients}) as remote,
             watched(server) as memory,
-            beside(server, Neighbour) as others,
-            beside(server, Visitor) as newcomers,
+            run_alongside(server, Neighbour) as others,
+            run_alongside(server, Visitor) as newcomers,
         ):
-            remote.say("come", False)
+            remote.command("connect", False)
             time.sleep(seconds)
-            deadline = time.monotonic() + COME_S
-            while remote.say("tell").made < clients and time.monotonic() < deadline:
+            deadline = time.monotonic() + CONNECT_S
+            while remote.command("report").made < clients and time.monotonic() < deadline:
                 time.sleep(0.1)  # on a busy machine some clients have not connected yet
-            told = remote.say("leave")
+            state = remote.command("disconnect")
         assert "Traceback" not in server.logged, server.log_tail
-    return Cost(kind, told.made, told.ended[kind], memory, others, newcomers)
+    return Cost(kind, state.made, state.ended[kind], memory, others, newcomers)
 
 
 def campaign(

@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 
 from tests.bench.processes import cpu_s, quantiles_ms
-from tests.campaigns.crowd import TOPICS, Remote, Told, crowd
-from tests.campaigns.hostile import MIB, beside
+from tests.campaigns.crowd import TOPICS, CrowdState, Remote, crowd
+from tests.campaigns.hostile import MIB, run_alongside
 from tests.campaigns.killer import Summary, program
 from tests.support.api import Api, ok
 from tests.support.server import Server, kill_one, open_files, rss_bytes
@@ -50,37 +50,44 @@ class Trial:
         """
         files, rss = open_files(self._front), rss_bytes(self._front)
         self._write("alone")
-        self.come(remote, "open", streams)
+        self.connect(remote, "open", streams)
         self._write("alongside the crowd")
-        self.come(remote, "again", streams, again=True)
-        held = remote.say("tell")
-        used, clients = rss_bytes(self._front) - rss, held.here.total()
+        self.connect(remote, "again", streams, again=True)
+        held = remote.command("report")
+        used, clients = rss_bytes(self._front) - rss, held.connected.total()
         self._summary.tell(
             f"front: {open_files(self._front)} descriptors, before {files}; {used / MIB:+.0f} MiB,"
             f" {used / max(1, clients) / 1024:.1f} KiB for each connection;"
             f" {held.ended['slow']} slow connections were closed"
         )
-        if not self._told() == held.here["watchers"] == streams or held.ended["watchers"]:
-            self._summary.problems.append(f"the metrics report {self._told()} streams; {held}")
-        remote.say("leave")
+        if (
+            not self._stream_count() == held.connected["watchers"] == streams
+            or held.ended["watchers"]
+        ):
+            self._summary.problems.append(
+                f"the metrics report {self._stream_count()} streams; {held}"
+            )
+        remote.command("disconnect")
         self._wait_recovered(files)
 
-    def come(self, remote: Remote, how: str, clients: int, *, again: bool = False) -> Told:
+    def connect(self, remote: Remote, how: str, clients: int, *, again: bool = False) -> CrowdState:
         """Let all clients connect, and check that they get responses."""
-        with beside(self._server) as writer:
-            told = remote.say("come", again)
-        p50, p99, _, most = quantiles_ms([ms / 1000 for ms in told.heard_ms] or [0])
+        with run_alongside(self._server) as writer:
+            state = remote.command("connect", again)
+        p50, p99, _, most = quantiles_ms([ms / 1000 for ms in state.first_byte_ms] or [0])
         self._summary.tell(
             f"{how}: first byte p50 {p50:.1f} p99 {p99:.1f} max {most:.1f} ms; writer {writer}"
         )
-        if told.statuses != {"200": clients} or told.lost:
-            self._summary.problems.append(f"{how}: {told.statuses} of {clients}, {told.lost} lost")
+        if state.statuses != {"200": clients} or state.lost:
+            self._summary.problems.append(
+                f"{how}: {state.statuses} of {clients}, {state.lost} lost"
+            )
         self._summary.problems += writer.trouble[:3]
-        return told
+        return state
 
     def _write(self, how: str) -> None:
         cpu = cpu_s(self._front)
-        with beside(self._server) as writer:
+        with run_alongside(self._server) as writer:
             time.sleep(self._seconds)
         share = (cpu_s(self._front) - cpu) / self._seconds
         self._summary.tell(f"writer {how}: {writer}; front {share:.0%} of a core")
@@ -90,14 +97,14 @@ class Trial:
     def _wait_recovered(self, files: int) -> None:
         """Wait until the front has closed every connection, and the metrics report this."""
         began = time.monotonic()
-        while (left := open_files(self._front) - files) > 0 or self._told() > 0:
+        while (left := open_files(self._front) - files) > 0 or self._stream_count() > 0:
             if time.monotonic() - began > BACK_S:
-                wrong = f"{left} descriptors stay open, {self._told()} streams reported"
+                wrong = f"{left} descriptors stay open, {self._stream_count()} streams reported"
                 self._summary.problems.append(wrong)
                 return
             time.sleep(0.05)
 
-    def _told(self) -> int:
+    def _stream_count(self) -> int:
         """Return the number of streams in the metrics."""
         with Api(self._server.address) as api:
             text = api.call("GET", "/v0/metrics").body.decode()
@@ -107,10 +114,10 @@ class Trial:
 
     def finish(self) -> None:
         alone, crowded = (quantiles_ms([ms / 1000 for ms in t])[1] for t in self._took_ms.values())
-        told = f"p99 of the writer: {alone:.1f} ms alone, {crowded:.1f} ms alongside the crowd"
-        self._summary.tell(told)
+        text = f"p99 of the writer: {alone:.1f} ms alone, {crowded:.1f} ms alongside the crowd"
+        self._summary.tell(text)
         if crowded > alone + AIM_MS:
-            self._summary.problems.append(f"{told}; the limit is {AIM_MS:.0f} ms more")
+            self._summary.problems.append(f"{text}; the limit is {AIM_MS:.0f} ms more")
 
 
 def killed(server: Server, clients: int, summary: Summary) -> None:
@@ -118,14 +125,14 @@ def killed(server: Server, clients: int, summary: Summary) -> None:
     them.
     """
     with crowd(server.address, {"askers": clients}) as remote:
-        remote.say("come", False)
+        remote.command("connect", False)
         kill_one(server.roles()["front 0"])
-        told = remote.say("come", True)
-        if {*told.statuses} - {"200"}:
-            summary.problems.append(f"killed: {told.statuses} of {clients}")
-        p50, _, _, most = quantiles_ms([ms / 1000 for ms in told.heard_ms] or [0])
-        summary.tell(f"killed: first byte p50 {p50:.1f} max {most:.1f} ms, {told.lost} reset")
-        summary.counts["answered after a kill"] = told.statuses["200"]
+        state = remote.command("connect", True)
+        if {*state.statuses} - {"200"}:
+            summary.problems.append(f"killed: {state.statuses} of {clients}")
+        p50, _, _, most = quantiles_ms([ms / 1000 for ms in state.first_byte_ms] or [0])
+        summary.tell(f"killed: first byte p50 {p50:.1f} max {most:.1f} ms, {state.lost} reset")
+        summary.counts["answered after a kill"] = state.statuses["200"]
 
 
 def campaign(

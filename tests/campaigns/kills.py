@@ -88,17 +88,17 @@ class Cable(trio.abc.Stream):
 
 
 class Day:
-    """One run. ``harm``: the number of faults by kind."""
+    """One run. ``faults``: the number of faults by kind."""
 
     def __init__(self, server: Server, seed: int, seconds: float, kills: int) -> None:
         self._server, self._seconds, self._kills = server, seconds, kills
-        self._dice = random.Random(f"{seed}/killer")
+        self._rng = random.Random(f"{seed}/killer")
         self.history = History(time.monotonic, time.time)
         calls = int(max(2400, CALLS_A_SECOND * seconds))
         self._work = Work(seed, self._connect, self.history, SHARDS, span_s=seconds, calls=calls)
         self._cables: list[Cable] = []
         self.problems: list[str] = []
-        self.harm: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Run the workload, a clean restart, and the final reading."""
@@ -134,21 +134,21 @@ class Day:
         """Kill processes, sometimes before the previous one has restarted, and cut networks."""
         count = self._kills * (1 + CUTS_A_KILL)
         for _ in range(count):
-            await trio.sleep(self._dice.expovariate(1.0) * self._seconds / (count + 1))
+            await trio.sleep(self._rng.expovariate(1.0) * self._seconds / (count + 1))
             if self.history.at > self._seconds:
                 break
-            if self._dice.random() * (1 + CUTS_A_KILL) < 1:
+            if self._rng.random() * (1 + CUTS_A_KILL) < 1:
                 await self._kill()
             else:
                 self._cut()
 
     async def _kill(self) -> None:
         roles = await trio.to_thread.run_sync(self._server.roles)
-        role = self._dice.choice([*sorted(roles), EVERYTHING, OPERATOR])
+        role = self._rng.choice([*sorted(roles), EVERYTHING, OPERATOR])
         if role == OPERATOR:
             await self._operate()
             return
-        self.harm[f"killed {role}"] += 1
+        self.faults[f"killed {role}"] += 1
         if role != EVERYTHING:
             kill_one(roles[role])
             self.history.happened("kill", role)
@@ -159,26 +159,26 @@ class Day:
 
     async def _operate(self) -> None:
         """Change the directory of a running server as an operator might, and restore it."""
-        server, dice = self._server, self._dice
+        server, rng = self._server, self._rng
         self.history.happened("fault", EVERYTHING, "directory")
-        if dice.random() < 0.3:
-            self.harm["deleted LOCK"] += 1
+        if rng.random() < 0.3:
+            self.faults["deleted LOCK"] += 1
             (server.data_dir / "LOCK").unlink()
             if not await trio.to_thread.run_sync(is_refused, server.data_dir):
                 self.problems.append("a second server has started in the directory of the first")
             await self._end_somehow()
         else:
-            self.harm["replaced directory"] += 1
+            self.faults["replaced directory"] += 1
             elsewhere = server.data_dir.with_name("elsewhere")
             server.data_dir.rename(elsewhere)
             await trio.to_thread.run_sync(copy_tree, elsewhere, server.data_dir)
             before = image(server.data_dir)
-            await trio.sleep(dice.choice((0.0, 1.0, 2.0)))
+            await trio.sleep(rng.choice((0.0, 1.0, 2.0)))
             roles = await trio.to_thread.run_sync(server.roles)
-            if dice.random() < 0.5 and (role := dice.choice([*sorted(roles)])):
+            if rng.random() < 0.5 and (role := rng.choice([*sorted(roles)])):
                 kill_one(roles[role])
                 self.history.happened("kill", role)
-                await trio.sleep(dice.choice((0.0, 1.0, 2.0)))
+                await trio.sleep(rng.choice((0.0, 1.0, 2.0)))
             await self._end_somehow()
             if image(server.data_dir) != before:
                 self.problems.append("a directory that replaced the server's own was changed")
@@ -189,7 +189,7 @@ class Day:
         self.history.happened("mended", EVERYTHING)
 
     async def _end_somehow(self) -> None:
-        is_stop = self._dice.random() < 0.5
+        is_stop = self._rng.random() < 0.5
         await self._end(*(("stop", self._server.stop) if is_stop else ("kill", self._server.kill)))
 
     async def _end(self, what: str, act: Callable[[], None]) -> None:
@@ -203,15 +203,15 @@ class Day:
         self._cables = [cable for cable in self._cables if cable.stream.socket.fileno() >= 0]
         if not self._cables:
             return
-        cable = self._dice.choice(self._cables)
+        cable = self._rng.choice(self._cables)
         cable.pull()
-        if self._dice.random() < 0.5:
+        if self._rng.random() < 0.5:
             cable.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             cable.stream.socket.close()
             what = "reset"
         else:
             what = "vanished"
-        self.harm[what] += 1
+        self.faults[what] += 1
         self.history.happened("cut", how=what)
 
 
@@ -258,7 +258,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, kills: int, keep: str
     summary.problems += [f"{broken.promise}: {broken.sentence}" for broken in found]
     for line in report.lines(entries, {number for broken in found for number in broken.entries}):
         summary.tell(line)
-    summary.killed = ", ".join(f"{what} {count}x" for what, count in sorted(day.harm.items()))
+    summary.killed = ", ".join(f"{what} {count}x" for what, count in sorted(day.faults.items()))
     summary.counts = counted(entries)
     return summary
 

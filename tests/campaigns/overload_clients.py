@@ -136,7 +136,7 @@ class Client:
             self.wanted = end + 4 + (int(found[1]) if found else 0)
         return len(answer) >= self.wanted
 
-    def told_s(self) -> float:
+    def retry_after_s(self) -> float:
         """Return the time that the refusal specifies for this client."""
         if self.plan.manner is Manner.GREEDY:
             return 0.0
@@ -204,7 +204,7 @@ class Clients:
             self._send(descriptor, client)
         elif status == b"429" and (limit := LIMIT.search(client.answer)) is None:
             client.tally.refuse(client)
-            self._later(descriptor, client, client.told_s())
+            self._later(descriptor, client, client.retry_after_s())
         else:
             what = (
                 status.decode() if status != b"429" else f"429 {limit[1].decode() if limit else ''}"

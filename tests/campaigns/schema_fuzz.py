@@ -31,7 +31,7 @@ from tests.campaigns import fuzz_support
 from tests.campaigns.fuzz_support import END_S, SHOWN_BYTES, Worker, check_envelope
 from tests.campaigns.hostile import MIB, Memory, watched
 from tests.campaigns.killer import Summary, program
-from tests.campaigns.schema_mutations import bytes_of, corrupted_value, spoil, text_of
+from tests.campaigns.schema_mutations import bytes_of, corrupted_value, mutate, text_of
 from tests.campaigns.schemas import Asked, asked, command
 from tests.specs.judge import Specifications
 from tests.support.api import REQUEST_LINE, Answer, Api, Wire, ok
@@ -101,7 +101,7 @@ class HttpWorker(Worker[Findings]):
     def one(self) -> None:
         request = asked(self.source)
         if self.source.random() > VALID_SHARE:
-            spoil(self.source, request)
+            mutate(self.source, request)
         else:
             self.findings.valid += 1
         content = bytes_of(request, TOKEN)

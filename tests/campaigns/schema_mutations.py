@@ -67,7 +67,7 @@ def _wrong(source: Source) -> Any:
     return copy.deepcopy(source.choice(WRONG))
 
 
-def spoil(source: Source, asked: Asked) -> None:
+def mutate(source: Source, asked: Asked) -> None:
     """Apply one to three mutations."""
     for _ in range(source.choice((1, 1, 1, 2, 3))):
         kinds = [_corrupt_query, _corrupt_header, _corrupt_line]
@@ -82,7 +82,9 @@ def corrupted_value(source: Source, value: Any) -> Any:
     if not spots or source.random() < 0.05:
         return _wrong(source)
     holder, key = source.choice(spots)
-    source.choice((_replace, _replace, _replace, _drop, _rename, _add, _swell))(source, holder, key)
+    source.choice((_replace, _replace, _replace, _drop, _rename, _add, _enlarge))(
+        source, holder, key
+    )
     return value
 
 
@@ -116,7 +118,7 @@ def _add(source: Source, holder: Any, key: Any) -> None:
         holder.append(_wrong(source))
 
 
-def _swell(source: Source, holder: Any, key: Any) -> None:
+def _enlarge(source: Source, holder: Any, key: Any) -> None:
     """Return a value larger than permitted, sometimes much larger."""
     value = holder[key]
     if isinstance(value, list) and value and len(text_of(value)) < SWELL_CHARACTERS:

@@ -161,7 +161,7 @@ class Storm:
 
     def __init__(self, address: tuple[str, int], count: int, seed: int) -> None:
         self.clients = [Client(number, address) for number in range(count)]
-        self._poll, self._dice = select.epoll(), random.Random(seed)
+        self._poll, self._rng = select.epoll(), random.Random(seed)
         self._by_fd: dict[int, Client] = {}
         self._waiting = [(0.0, client.number) for client in self.clients]
         self._waits_ms: list[float] = []
@@ -227,7 +227,7 @@ class Storm:
         if client.is_here:
             self._ready_at = NEVER
         client.waited_s += 0 if client.is_here else now - client.began
-        pause_s = self._dice.random() * BACKOFF_S
+        pause_s = self._rng.random() * BACKOFF_S
         if isinstance(error, ConnectionRefusedError) and error.args[0] not in (111,):
             self._refusals[str(error.args[0])] += 1
             if error.args[0] == "404":  # sessions do not survive a restart of the front

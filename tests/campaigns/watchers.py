@@ -308,7 +308,7 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
         for thread in (*writers, *readers):
             thread.start()
         try:
-            _harm(dice, killer, readers, seconds)
+            _inject_faults(dice, killer, readers, seconds)
         finally:
             ledgers = finish(writers)
             summary.killed = str(killer)
@@ -328,7 +328,9 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
     return summary
 
 
-def _harm(dice: random.Random, killer: Killer, readers: list[Watcher], seconds: float) -> None:
+def _inject_faults(
+    dice: random.Random, killer: Killer, readers: list[Watcher], seconds: float
+) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(dice.uniform(0.05, 0.8))  # a random moment for the next fault

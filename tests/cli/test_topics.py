@@ -197,7 +197,7 @@ def test_a_config_that_removes_nothing_needs_no_confirmation(
 def test_a_value_is_shown_in_a_form_that_can_be_parsed(
     field: str, value: object, text: str
 ) -> None:
-    assert configs.shown(field, value) == text
+    assert configs.format_value(field, value) == text
     assert configs.checked("topic", "a", configs.pairs([f"{field}={text}"])) == {field: value}
 
 

@@ -21,7 +21,7 @@ from tests.support.chromium import Chromium
 
 MODULE = Path(__file__).parents[2] / "topics/client/js/topics.js"
 WAIT_S = 60.0
-Told = list[tuple[str, Any]]  # the name of a handler and its argument
+Events = list[tuple[str, Any]]  # the name of a handler and its argument
 
 BEGIN = """
 const { append, subscribe, publish, work } = await import(MODULE);
@@ -47,29 +47,29 @@ class Running:
     topics.js.
     """
 
-    def told(self) -> Told:
+    def events(self) -> Events:
         """Return all that the program has reported."""
         raise NotImplementedError
 
-    def wait(self, enough: Callable[[Told], bool]) -> Told:
+    def wait(self, enough: Callable[[Events], bool]) -> Events:
         """Wait until the reports satisfy ``enough``. Return all of them."""
         deadline = time.monotonic() + WAIT_S
-        while not enough(told := self.told()):
-            assert time.monotonic() < deadline, told[-20:]
+        while not enough(events := self.events()):
+            assert time.monotonic() < deadline, events[-20:]
             time.sleep(0.02)
-        return told
+        return events
 
     def records(self, count: int) -> list[Any]:
         """Wait for this number of records. Return their data."""
-        return data(self.wait(lambda told: len(data(told)) >= count))
+        return data(self.wait(lambda events: len(data(events)) >= count))
 
 
-def data(told: Told) -> list[Any]:
-    return [event["data"] for name, event in told if name == "record"]
+def data(events: Events) -> list[Any]:
+    return [event["data"] for name, event in events if name == "record"]
 
 
-def of(told: Told, name: str) -> list[Any]:
-    return [event for kind, event in told if kind == name]
+def of(events: Events, name: str) -> list[Any]:
+    return [event for kind, event in events if kind == name]
 
 
 class InPage(Running):
@@ -80,12 +80,14 @@ class InPage(Running):
     ) -> None:
         self._browser = browser
         browser.open(page)
-        browser.evaluate("globalThis.told = []; globalThis.say = (one) => told.push(one); null")
+        browser.evaluate(
+            "globalThis.reported = []; globalThis.say = (one) => reported.push(one); null"
+        )
         lines = script('"/topics.js"', options, program)
         browser.evaluate(f"(async () => {{ {lines} globalThis.running = running; }})()")
 
-    def told(self) -> Told:
-        return [(name, event) for name, event in self._browser.evaluate("told")]
+    def events(self) -> Events:
+        return [(name, event) for name, event in self._browser.evaluate("reported")]
 
     def close(self) -> None:
         self._browser.evaluate("running.close(); null")
@@ -104,7 +106,7 @@ class InNode(Running):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._told: Told = []
+        self._events: Events = []
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 
@@ -112,10 +114,10 @@ class InNode(Running):
         assert self._process.stdout is not None
         for line in self._process.stdout:
             name, event = json.loads(line)
-            self._told.append((name, event))
+            self._events.append((name, event))
 
-    def told(self) -> Told:
-        return [*self._told]
+    def events(self) -> Events:
+        return [*self._events]
 
     def close(self) -> None:
         """Close ``running``. The process then has no pending work and exits."""

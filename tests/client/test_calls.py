@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from topics.client import calls, values
-from topics.client.calls import Retry, Tries
+from topics.client.calls import Attempts, Retry
 from topics.client.errors import (
     Conflict,
     ConnectionLost,
@@ -71,52 +71,52 @@ def failed(status: int, retry_after_s: float | None = None) -> TopicsError:
 
 
 def test_retry_pauses_double_with_jitter_up_to_the_maximum(clock: Clock) -> None:
-    tries = Tries(Retry(deadline=1000.0, first=0.1, most=1.0))
+    attempts = Attempts(Retry(deadline=1000.0, first=0.1, most=1.0))
     for wanted in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
-        assert wanted / 2 <= tries.pause_after(failed(503)) <= wanted
+        assert wanted / 2 <= attempts.pause_after(failed(503)) <= wanted
 
 
 def test_retry_after_is_obeyed_until_the_deadline(clock: Clock) -> None:
-    tries = Tries(Retry(deadline=60.0))
-    assert tries.pause_after(failed(429, 50.0)) == 50.0
+    attempts = Attempts(Retry(deadline=60.0))
+    assert attempts.pause_after(failed(429, 50.0)) == 50.0
     clock.now += 50
-    assert tries.pause_after(failed(503, 10.0)) == 10.0
+    assert attempts.pause_after(failed(503, 10.0)) == 10.0
     with pytest.raises(Unavailable):
-        tries.pause_after(failed(503, 10.1))
-    tries.succeeded()
-    assert tries.pause_after(failed(503, 60.0)) == 60.0
+        attempts.pause_after(failed(503, 10.1))
+    attempts.succeeded()
+    assert attempts.pause_after(failed(503, 60.0)) == 60.0
 
 
 def test_a_limit_on_retries_also_limits_the_time(clock: Clock) -> None:
     """Pauses grow even if the server repeatedly specifies the same short Retry-After."""
-    tries = Tries(Retry(deadline=600.0, first=1.0, most=8.0, tries=5, connects=2))
+    attempts = Attempts(Retry(deadline=600.0, first=1.0, most=8.0, tries=5, connects=2))
     nobody = ConnectionLost("refused", was_sent=False)
     for wanted in (1.0, 2.0):
-        assert wanted / 2 <= tries.pause_after(nobody) <= wanted
+        assert wanted / 2 <= attempts.pause_after(nobody) <= wanted
     for wanted in (4.0, 8.0, 8.0):
-        assert max(wanted / 2, 3.0) <= tries.pause_after(failed(429, 3.0)) <= wanted
+        assert max(wanted / 2, 3.0) <= attempts.pause_after(failed(429, 3.0)) <= wanted
     with pytest.raises(Throttled):
-        tries.pause_after(failed(429, 3.0))
-    tries.succeeded()
-    assert [tries.pause_after(nobody) > 0 for _ in range(2)] == [True, True]
+        attempts.pause_after(failed(429, 3.0))
+    attempts.succeeded()
+    assert [attempts.pause_after(nobody) > 0 for _ in range(2)] == [True, True]
     with pytest.raises(ConnectionLost):
-        tries.pause_after(nobody)
+        attempts.pause_after(nobody)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
 def test_permanent_errors_are_not_retried(status: int, clock: Clock) -> None:
     with pytest.raises(TopicsError):
-        Tries(Retry()).pause_after(failed(status))
+        Attempts(Retry()).pause_after(failed(status))
 
 
 def test_an_append_without_a_key_is_not_resent_if_it_may_have_arrived(clock: Clock) -> None:
     lost = ConnectionLost("reset")
     with pytest.raises(ConnectionLost):
-        Tries(Retry()).pause_after(lost, is_repeatable=False)
-    assert Tries(Retry()).pause_after(lost) > 0
+        Attempts(Retry()).pause_after(lost, is_repeatable=False)
+    assert Attempts(Retry()).pause_after(lost) > 0
     refused = ConnectionLost("refused", was_sent=False)
-    assert Tries(Retry()).pause_after(refused, is_repeatable=False) > 0
-    assert Tries(Retry()).pause_after(failed(503), is_repeatable=False) > 0
+    assert Attempts(Retry()).pause_after(refused, is_repeatable=False) > 0
+    assert Attempts(Retry()).pause_after(failed(503), is_repeatable=False) > 0
     assert not calls.append("t", {}, None).is_repeatable
     assert calls.append("t", {}, "k").body == {"idempotency_key": "k"}
     keys = {calls.append("t", {}).body["idempotency_key"] for _ in range(9)}

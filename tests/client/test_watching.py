@@ -9,7 +9,7 @@ import pytest
 
 from topics.client.errors import Refused, TopicsError, Unavailable
 from topics.client.values import CaughtUp, Record, Tombstone, TopicDeleted, TopicState
-from topics.client.watching import TAIL, Progress, Shown, Watching
+from topics.client.watching import TAIL, PositionedEvent, Progress, WatchState
 from topics.formats.api.watch import CursorsId, decode_cursors
 
 GAP: dict[str, Any] = {
@@ -38,17 +38,17 @@ def state(name: str, head_seq: int) -> TopicState:
 
 
 def test_topics_with_the_same_start_position_are_requested_in_the_query() -> None:
-    path, headers = Watching(["a", "b"], None, {}).request()
+    path, headers = WatchState(["a", "b"], None, {}).request()
     assert path.startswith("/v0/watch?topic=a&topic=b&")
     assert path.endswith("from_seq=0")
     assert headers == {}
-    path, _ = Watching([("a", TAIL), ("b", TAIL)], "me", {}).request()
+    path, _ = WatchState([("a", TAIL), ("b", TAIL)], "me", {}).request()
     assert path.endswith("node=me&tail=true")
-    assert Watching([("a", 5)], None, {}).request()[0].endswith("from_seq=5")
+    assert WatchState([("a", 5)], None, {}).request()[0].endswith("from_seq=5")
 
 
 def test_different_start_positions_are_encoded_in_an_event_id() -> None:
-    watching = Watching([("a", 5), ("b", TAIL), "c", ("d", 99)], None, {"c": (3, 4)})
+    watching = WatchState([("a", 5), ("b", TAIL), "c", ("d", 99)], None, {"c": (3, 4)})
     assert watching.unknown == ["a", "b", "d"]
     for topic in watching.unknown:
         watching.begin(state(topic, 10))
@@ -62,13 +62,13 @@ def test_different_start_positions_are_encoded_in_an_event_id() -> None:
 
 
 def test_a_watch_resumes_at_the_first_event_id_that_it_received() -> None:
-    watching = Watching([("a", TAIL)], None, {})
+    watching = WatchState([("a", TAIL)], None, {})
     assert [*watching.take("message", "", id_of(a=(10, 7)))] == []
     assert watching.request()[1] == {"Last-Event-ID": id_of(a=(10, 7))}
 
 
 def test_a_position_advances_with_the_events_that_the_caller_received() -> None:
-    watching = Watching(["a", "b"], None, {})
+    watching = WatchState(["a", "b"], None, {})
     [*watching.take("message", "", id_of(a=(0, 7), b=(0, 8)))]
     shown = [*watching.take("record", records("a", 4, 5), id_of(a=(6, 7), b=(0, 8)))]
     # the last cursor also passes the hidden records
@@ -92,13 +92,13 @@ def test_a_position_advances_with_the_events_that_the_caller_received() -> None:
 def test_events_other_than_records_are_values_too(
     name: str, data: dict[str, Any], event: object
 ) -> None:
-    watching = Watching(["a"], None, {})
+    watching = WatchState(["a"], None, {})
     told = json.dumps({"topic": "a", **data})
-    assert [*watching.take(name, told, id_of(a=(3, 7)))] == [Shown(event, (3, 7))]  # type: ignore[arg-type]
+    assert [*watching.take(name, told, id_of(a=(3, 7)))] == [PositionedEvent(event, (3, 7))]  # type: ignore[arg-type]
 
 
 def test_unknown_events_of_a_later_server_version_are_ignored() -> None:
-    assert [*Watching(["a"], None, {}).take("news", "{}", id_of(a=(3, 7)))] == []
+    assert [*WatchState(["a"], None, {}).take("news", "{}", id_of(a=(3, 7)))] == []
 
 
 @pytest.mark.parametrize(
@@ -113,27 +113,27 @@ def test_unknown_events_of_a_later_server_version_are_ignored() -> None:
 )
 def test_an_error_frame_ends_the_stream(frame: dict[str, Any], kind: type[TopicsError]) -> None:
     with pytest.raises(kind, match=frame["error"]):
-        Watching(["a"], None, {}).take("error", json.dumps(frame), "")
+        WatchState(["a"], None, {}).take("error", json.dumps(frame), "")
 
 
 def test_a_pressure_event_does_not_end_the_stream() -> None:
     paced = json.dumps({"code": 429, "error": "busy", "retry_after_ms": 5, "topics": ["a"]})
-    assert [*Watching(["a"], None, {}).take("error", paced, "")] == []
+    assert [*WatchState(["a"], None, {}).take("error", paced, "")] == []
 
 
 def test_a_watch_without_topics_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a topic"):
-        Watching([], None, {})
+        WatchState([], None, {})
 
 
 def test_a_position_that_changes_during_a_save_is_saved_next() -> None:
     progress = Progress()
-    progress.shown = Shown(CaughtUp(topic="a", head_seq=9), (9, 7))
+    progress.shown = PositionedEvent(CaughtUp(topic="a", head_seq=9), (9, 7))
     assert progress.unsaved() is None
     progress.done()
     first = progress.unsaved()
     assert first == {"a": (9, 7)}
-    progress.shown = Shown(CaughtUp(topic="a", head_seq=11), (11, 7))
+    progress.shown = PositionedEvent(CaughtUp(topic="a", head_seq=11), (11, 7))
     progress.done()
     progress.saved(first)
     second = progress.unsaved()

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.api import Api, ok
 from tests.support.model import TopicModel
 
-STONE = {"gap_from", "gap_to", "reason", "missed_estimate", "earliest_seq", "head_seq"}
+GAP_FIELDS = {"gap_from", "gap_to", "reason", "missed_estimate", "earliest_seq", "head_seq"}
 FLOORS = ("head_seq", "earliest_seq", "count", "bytes")
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 LOSSES = ("cap", "ttl", "mixed")  # reasons of an involuntary loss within one incarnation
@@ -34,17 +34,22 @@ def gap(page: Any, *reasons: str) -> tuple[int, int] | None:
 
     The tombstone must have exactly the fields of §3.3 and one of ``reasons``.
     """
-    stone = page["tombstone"]
-    if stone is None:
+    tombstone = page["tombstone"]
+    if tombstone is None:
         return None
-    assert set(stone) == STONE, stone
-    assert stone["reason"] in (reasons or LOSSES), stone
-    assert stone["gap_from"] <= stone["gap_to"], stone
-    assert stone["gap_to"] == stone["earliest_seq"] - 1, stone
-    assert (stone["earliest_seq"], stone["head_seq"]) == (page["earliest_seq"], page["head_seq"])
-    assert isinstance(stone["missed_estimate"], int)
-    assert 0 < stone["missed_estimate"] <= stone["gap_to"] - stone["gap_from"] + 1, stone
-    return stone["gap_from"], stone["gap_to"]
+    assert set(tombstone) == GAP_FIELDS, tombstone
+    assert tombstone["reason"] in (reasons or LOSSES), tombstone
+    assert tombstone["gap_from"] <= tombstone["gap_to"], tombstone
+    assert tombstone["gap_to"] == tombstone["earliest_seq"] - 1, tombstone
+    assert (tombstone["earliest_seq"], tombstone["head_seq"]) == (
+        page["earliest_seq"],
+        page["head_seq"],
+    )
+    assert isinstance(tombstone["missed_estimate"], int)
+    assert 0 < tombstone["missed_estimate"] <= tombstone["gap_to"] - tombstone["gap_from"] + 1, (
+        tombstone
+    )
+    return tombstone["gap_from"], tombstone["gap_to"]
 
 
 def page_of(api: Api, topic: str, from_seq: int, **fields: Any) -> Any:

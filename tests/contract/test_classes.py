@@ -38,14 +38,14 @@ def read_from(api: Api, topic: str, from_seq: int = 0, limit: int = 7) -> Read:
     cursor = from_seq
     while True:
         page = ok(api.diff(topic, from_seq=cursor, limit=limit))
-        stone = page["tombstone"]
-        if stone is not None:
-            assert stone["reason"] in LOSSES
-            assert cursor < stone["gap_from"] <= stone["gap_to"] <= page["head_seq"], (
+        tombstone = page["tombstone"]
+        if tombstone is not None:
+            assert tombstone["reason"] in LOSSES
+            assert cursor < tombstone["gap_from"] <= tombstone["gap_to"] <= page["head_seq"], (
                 cursor,
-                stone,
+                tombstone,
             )
-            found.lost.update(range(stone["gap_from"], stone["gap_to"] + 1))
+            found.lost.update(range(tombstone["gap_from"], tombstone["gap_to"] + 1))
         found.data |= {record["$seq"]: record["data"] for record in page["records"]}
         cursor = page["next_from_seq"]
         if page["caught_up"]:
@@ -101,7 +101,7 @@ class Stage:
     def write(self, topic: str, count: int, **fields: Any) -> None:
         write(self.api, topic, self.written.setdefault(topic, {}), count, **fields)
 
-    def told(self, topic: str, from_seq: int = 0) -> Read:
+    def read(self, topic: str, from_seq: int = 0) -> Read:
         return everything_is_reported(self.api, topic, self.written[topic], from_seq)
 
     def restart(self) -> None:
@@ -136,12 +136,12 @@ def test_each_class_keeps_its_promise_over_two_restarts(stage: Stage) -> None:
             state = stage.api.state(name)
             assert state["config"] == config, "a config did not survive"
             assert state["head_seq"] >= heads[name]
-            found = stage.told(name)
+            found = stage.read(name)
             if name in ("disk", "fsync"):
                 assert found.data == stage.written[name]
                 assert not found.lost
             stage.write(name, 4)
-            assert stage.told(name).data.keys() >= {*list(stage.written[name])[-4:]}
+            assert stage.read(name).data.keys() >= {*list(stage.written[name])[-4:]}
             heads[name] = stage.api.state(name)["head_seq"]
 
 
@@ -156,9 +156,9 @@ def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(st
         assert head == 6, "the checkpoint lost the head"
     for cursor in range(6):
         page = ok(stage.api.diff("told", from_seq=cursor, epoch=state["epoch"]))
-        stone = page["tombstone"]
-        assert stone["reason"] in LOSSES
-        assert [stone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [
+        tombstone = page["tombstone"]
+        assert tombstone["reason"] in LOSSES
+        assert [tombstone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [
             cursor + 1,
             head,
             head + 1,
@@ -177,7 +177,7 @@ def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(st
 def test_an_ephemeral_topic_is_complete_while_the_process_runs(stage: Stage) -> None:
     stage.put("whole", durability="ephemeral", cap_records=5)
     stage.write("whole", 8)
-    found = stage.told("whole")
+    found = stage.read("whole")
     assert (found.lost, [*found.data]) == ({1, 2, 3}, [4, 5, 6, 7, 8])
     answer = ok(stage.api.call("POST", "/v0/topics/whole/delete", {"before_seq": 7}))
     assert (answer["deleted"], answer["earliest_seq"], answer["count"]) == (3, 7, 2)
@@ -205,14 +205,14 @@ def test_the_class_of_a_topic_can_be_changed(stage: Stage) -> None:
         config = stage.put(name, durability=then)
         assert (config["durability"], config["durable"]) == (then, then == "fsync")
         assert stage.api.state(name)["epoch"] == epoch
-        assert stage.told(name).data == stage.written[name], (
+        assert stage.read(name).data == stage.written[name], (
             "the change of class lost records of a running process"
         )
         stage.write(name, 5)
     stage.restart()
     for first, then in CHANGES:
         name = f"{first}-{then}"
-        found = stage.told(name)
+        found = stage.read(name)
         kept = {
             seq
             for half, durability in ((range(1, 6), first), (range(6, 11), then))
@@ -222,7 +222,7 @@ def test_the_class_of_a_topic_can_be_changed(stage: Stage) -> None:
         assert kept <= {*found.data}, f"{name}: {kept - {*found.data}} are lost"
         assert stage.api.state(name)["config"]["durability"] == then
         stage.write(name, 3)
-        assert kept <= {*stage.told(name).data}
+        assert kept <= {*stage.read(name).data}
 
 
 def test_repeated_class_changes_lose_only_records_of_volatile_classes(stage: Stage) -> None:
@@ -234,21 +234,21 @@ def test_repeated_class_changes_lose_only_records_of_volatile_classes(stage: Sta
         if durability != "ephemeral":
             kept |= {*stage.written["t"]} - before
     stage.restart()
-    assert kept <= {*stage.told("t").data}
+    assert kept <= {*stage.read("t").data}
     for cursor in (2, 6, 10, 14):
-        stage.told("t", cursor)
+        stage.read("t", cursor)
     stage.put("t", durability="ephemeral")
     stage.write("t", 2)
     stage.restart()
-    assert kept <= {*stage.told("t").data}
+    assert kept <= {*stage.read("t").data}
 
 
 def diff_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
     gaps = []
     while True:
         page = ok(api.diff(topic, from_seq=cursor, limit=limit))
-        if (stone := page["tombstone"]) is not None:
-            gaps.append((stone["gap_from"], stone["gap_to"]))
+        if (tombstone := page["tombstone"]) is not None:
+            gaps.append((tombstone["gap_from"], tombstone["gap_to"]))
         cursor = page["next_from_seq"]
         if page["caught_up"]:
             return gaps
@@ -256,9 +256,9 @@ def diff_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, 
 
 def watch_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
     with watch(api, {topic: {"from_seq": cursor}}, limit=limit) as stream:
-        told = stream.told([topic])
-        assert told.events[-1].event == CAUGHT_UP
-        return [(body["gap_from"], body["gap_to"]) for body in told.of(TOMBSTONE)]
+        contents = stream.read_until_caught_up([topic])
+        assert contents.events[-1].event == CAUGHT_UP
+        return [(body["gap_from"], body["gap_to"]) for body in contents.of(TOMBSTONE)]
 
 
 def socket_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
@@ -280,7 +280,7 @@ def test_a_gap_between_records_is_reported_once_and_completely_to_every_reader(
     stage.restart()
     # With this watch at the head, the other readers join a feed that already has a cursor.
     with watch(stage.api, {"torn": {"tail": True}}, limit=1) as live:
-        live.told(["torn"])
+        live.read_until_caught_up(["torn"])
         for limit in (1, 3, 1000):
             for cursor in range(21):
                 gaps = [
@@ -303,9 +303,9 @@ def test_an_ephemeral_topic_survives_a_restart_unless_it_was_deleted(stage: Stag
     stage.restart()
     refused(stage.api.get("gone"), 404, "topic_not_found")
     assert stage.api.state("made")["config"]["cap_records"] == 2
-    stage.told("made")
+    stage.read("made")
     stage.write("made", 3)
-    stage.told("made")
+    stage.read("made")
 
 
 KINDS: dict[str, Callable[[Stage, str], Any]] = {

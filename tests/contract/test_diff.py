@@ -217,9 +217,10 @@ def test_a_topic_may_opt_out_of_node_filtering(api: Api, topic: str) -> None:
 
 def recreated(page: Any, head: int) -> None:
     """Check that the page reports a cursor of another epoch and restarts at the first record."""
-    stone = page["tombstone"]
+    tombstone = page["tombstone"]
     assert {
-        name: stone[name] for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")
+        name: tombstone[name]
+        for name in ("gap_from", "gap_to", "reason", "earliest_seq", "head_seq")
     } == {
         "gap_from": 1,
         "gap_to": head,
@@ -227,8 +228,8 @@ def recreated(page: Any, head: int) -> None:
         "earliest_seq": page["earliest_seq"],
         "head_seq": head,
     }
-    assert isinstance(stone["missed_estimate"], int)
-    assert stone["missed_estimate"] >= 0
+    assert isinstance(tombstone["missed_estimate"], int)
+    assert tombstone["missed_estimate"] >= 0
     assert [record["$seq"] for record in page["records"]] == list(range(1, head + 1))
     assert cursor(page) == (head, True, 0)
 

@@ -18,7 +18,7 @@ from tests.support.caps import capped, clear, counts_agree, held
 from tests.support.queues import Queue, Work, until
 from tests.support.routers import put
 from tests.support.server import Server, kill_one
-from tests.support.sse import Stream, session, turned_away
+from tests.support.sse import Stream, refused_stream, session
 from tests.support.ws import KEY, Socket, alive, handshake, shake
 from topics.formats.names import shard_of
 
@@ -238,20 +238,18 @@ CONFIGS: tuple[dict[str, object], ...] = (
 )
 
 
-def disturb(api: Api, dice: random.Random) -> Answer:
+def disturb(api: Api, rng: random.Random) -> Answer:
     """Send a request that uses or frees capacity."""
-    kind = dice.randrange(len(CONFIGS))
-    topic = f"{kind}.{dice.randrange(5)}"
-    size = dice.choice([10, 3000, 100_000])
-    step = dice.choice(["append"] * 12 + ["put", "erase", "erase", "delete", "route", "long"])
+    kind = rng.randrange(len(CONFIGS))
+    topic = f"{kind}.{rng.randrange(5)}"
+    size = rng.choice([10, 3000, 100_000])
+    step = rng.choice(["append"] * 12 + ["put", "erase", "erase", "delete", "route", "long"])
     if step == "append":
-        return api.append(topic, *["x" * size] * dice.choice([1, 1, 3]), config=CONFIGS[kind])
+        return api.append(topic, *["x" * size] * rng.choice([1, 1, 3]), config=CONFIGS[kind])
     if step == "put":
         return api.put(topic, CONFIGS[kind])
     if step == "erase":
-        return api.call(
-            "POST", f"/v0/topics/{topic}/delete", {"before_seq": 1 + dice.randrange(99)}
-        )
+        return api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 1 + rng.randrange(99)})
     if step == "route":
         return put(api, f"r{topic}", topic, f"{kind}.dest", allow_cycle=True)
     if step == "long":
@@ -281,12 +279,12 @@ class Load:
             thread.join(60)
             assert not thread.is_alive(), "a client hangs"
 
-    def _run(self, dice: random.Random) -> None:
+    def _run(self, rng: random.Random) -> None:
         while not self._stop.is_set():
             try:
                 with Api(self._server.address) as api:
                     while not self._stop.is_set():
-                        answer = disturb(api, dice)
+                        answer = disturb(api, rng)
                         self.statuses.add(answer.status)
                         if answer.status == 503:
                             time.sleep(0.02)
@@ -304,14 +302,14 @@ def settled(server: Server) -> None:
 def test_counts_stay_exact_when_any_process_dies(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     with Server(
         tmp_path / "data", shards=2, max_topics=MAX_TOPICS, max_total_bytes=MAX_BYTES
     ) as server:
         victims = itertools.cycle(["shard 1", "shard 0", "front 0"])
         with Load(server, 4, seed) as load:
             for victim in itertools.islice(victims, ROUNDS):
-                time.sleep(ROUND_S * dice.random())
+                time.sleep(ROUND_S * rng.random())
                 settled(server)
                 kill_one(server.wait_roles(3)[victim])
             time.sleep(ROUND_S)
@@ -355,7 +353,7 @@ def test_a_front_crash_frees_the_slots_of_its_streams_and_sessions(tmp_path: Pat
                 another = api.call("POST", "/v0/watch", {"topics": {"t": {}}})
                 capped(another, "max_watch_sessions", 4)
                 with streams(server, urls[:3]):
-                    capped(turned_away(server.address, urls[3]), "max_sse_connections", 3)
+                    capped(refused_stream(server.address, urls[3]), "max_sse_connections", 3)
                     replaced(server, "front 0")
 
 

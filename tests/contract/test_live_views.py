@@ -44,7 +44,7 @@ def reading(
     else:
         url = url_of(kind, api, topic, fields)
         with Stream(api.address, url, receive_bytes=receive_bytes) as stream:
-            yield stream.told([topic]).of(RECORD), stream
+            yield stream.read_until_caught_up([topic]).of(RECORD), stream
 
 
 def records(bodies: list[Any]) -> list[Any]:

@@ -48,7 +48,7 @@ def test_a_stalled_reader_is_disconnected_and_can_resume(api: Api, topic: str) -
     url = session(api, [topic])["stream_url"]
     seen: list[int] = []
     with Stream(api.address, url, receive_bytes=16 << 10) as stream:
-        last_id = stream.told([topic]).last_id
+        last_id = stream.read_until_caught_up([topic]).last_id
         assert streams() == 1
         for number in range(BLOCKS):
             ok(api.append(topic, [number, BLOCK]))
@@ -65,5 +65,5 @@ def test_a_stalled_reader_is_disconnected_and_can_resume(api: Api, topic: str) -
             pass
     assert len(seen) < BLOCKS
     with Stream(api.address, url, last_event_id=last_id) as stream:
-        seen += [data[0] for data in stream.told([topic]).data()]
+        seen += [data[0] for data in stream.read_until_caught_up([topic]).data()]
     assert seen == list(range(BLOCKS))

@@ -210,7 +210,7 @@ def test_reads_and_watches_claim_no_job(queue: Queue) -> None:
     held = queue.claim("w")
     before = queue.counters(), queue.leases()
     with watch(queue.api, [queue.name], node="w") as stream:
-        assert stream.told([queue.name]).data() == [0, 1, 2]
+        assert stream.read_until_caught_up([queue.name]).data() == [0, 1, 2]
         queue.api.read(queue.name)
         queue.push(3)
         stream.records(1)

@@ -50,7 +50,7 @@ def test_a_delayed_job_is_neither_claimable_nor_ready(queue: Queue, field: str) 
 
 def test_a_delayed_job_is_visible_to_readers_immediately(queue: Queue) -> None:
     with watch(queue.api, [queue.name]) as stream:
-        stream.told([queue.name])
+        stream.read_until_caught_up([queue.name])
         before = now_ms()
         push(queue, {"data": "later", "tag": "t", "delay_ms": HOUR_MS})
         (record,) = stream.records(1)

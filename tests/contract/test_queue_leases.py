@@ -18,7 +18,7 @@ from tests.support.queues import (
     work_path,
 )
 from tests.support.server import Server
-from tests.support.sse import turned_away
+from tests.support.sse import refused_stream
 
 pytestmark = pytest.mark.slow
 
@@ -223,5 +223,5 @@ def test_the_length_of_a_node_may_be_changed(small: Api, topic: str) -> None:
         if verb != "redrive":
             refused(queue.call(verb, body | {"node": "éé"}), 400, "invalid_request")
     path = work_path(topic, node="éé")
-    answer = turned_away(small.address, path, "Accept: text/event-stream")
+    answer = refused_stream(small.address, path, "Accept: text/event-stream")
     refused(answer, 400, "invalid_request")

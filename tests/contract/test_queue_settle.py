@@ -59,7 +59,7 @@ def test_an_ack_deletes_the_job(queue: Queue) -> None:
 def test_an_ack_is_not_reported_to_readers_as_a_loss(queue: Queue) -> None:
     queue.push("a", "b")
     with watch(queue.api, [queue.name]) as stream:
-        assert stream.told([queue.name]).data() == ["a", "b"]
+        assert stream.read_until_caught_up([queue.name]).data() == ["a", "b"]
         queue.ack(queue.claim("w", 2))
         queue.push("c")
         assert [record["data"] for record in stream.records(1)] == ["c"]

@@ -37,7 +37,7 @@ from tests.support.queues import HOUR_MS, Queue
 from tests.support.routers import names as routers
 from tests.support.routers import put as put_router
 from tests.support.server import Server
-from tests.support.sse import session, turned_away
+from tests.support.sse import refused_stream, session
 from tests.support.ws import BINARY, Socket, alive, failed
 
 MIB = 2**20
@@ -274,7 +274,7 @@ def test_an_invalid_query_is_refused(
 
 def test_a_stream_requires_a_session_and_an_accept_of_event_streams(asks: Api) -> None:
     def opened(path: str, accept: str = "text/event-stream") -> Answer:
-        return turned_away(asks.address, path, f"Accept: {accept}")
+        return refused_stream(asks.address, path, f"Accept: {accept}")
 
     url = session(asks, ["log"])["stream_url"]
     for accept in NO_STREAM:

@@ -200,9 +200,9 @@ def test_a_filter_selects_records_by_tag(
 def test_copies_have_the_order_of_the_source(api: Api, ends: Ends) -> None:
     source, dest = ends
     name = route(api, source, dest)
-    dice = random.Random(1)
+    rng = random.Random(1)
     numbers = iter(range(400))
-    while batch := [number for number, _ in zip(numbers, range(dice.randint(1, 9)), strict=False)]:
+    while batch := [number for number, _ in zip(numbers, range(rng.randint(1, 9)), strict=False)]:
         ok(api.append(source, *batch))
     found = arrived(api, dest, *data(kept(api, source)))
     assert seqs(found) == [*range(1, len(found) + 1)]

@@ -80,7 +80,7 @@ def test_a_tail_of_the_dest_starts_after_the_existing_copies(api: Api, row: list
     ok(api.append(row[0], "before"))
     arrived(api, row[-1], "before")
     with watch(api, {row[-1]: {"tail": True}}) as stream:
-        assert stream.told([row[-1]]).records == []
+        assert stream.read_until_caught_up([row[-1]]).records == []
         ok(api.append(row[0], "after"))
         assert data(stream.records(1)) == ["after"]
 

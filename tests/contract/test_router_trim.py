@@ -13,7 +13,7 @@ from tests.support.api import Api, data, ok
 from tests.support.copies import arrived, forwarded, kept, passed, route, shown
 from tests.support.queues import until
 from tests.support.routers import names_for
-from tests.support.sse import CAUGHT_UP, RECORD, TOMBSTONE, Stream, seqs, session, stone, watch
+from tests.support.sse import CAUGHT_UP, RECORD, TOMBSTONE, Stream, gap_ends, seqs, session, watch
 from tests.support.ws import Socket
 
 Ends = tuple[str, str]
@@ -91,12 +91,12 @@ def told_in_a_watch(stream: Stream, before: Sequence[Any] = ()) -> None:
 
     ``before`` contains the tombstones that were already received.
     """
-    gaps, records = [stone(each, TRIM) for each in before], list[Any]()
+    gaps, records = [gap_ends(each, TRIM) for each in before], list[Any]()
     while len(records) < KEPT:
         event = stream.event(TOMBSTONE, RECORD, CAUGHT_UP)
         if event.event == TOMBSTONE:
             assert records == [], "a record arrived before its gap"
-            gaps.append(stone(event.json(), TRIM))
+            gaps.append(gap_ends(event.json(), TRIM))
         elif event.event == RECORD:
             records += event.json()["records"]
     assert [seq for first, last in gaps for seq in range(first, last + 1)] == [
@@ -109,10 +109,10 @@ def test_a_watch_reports_a_gap(api: Api, ends: Ends) -> None:
     source, dest = ends
     trimmed(api, source, dest)
     with watch(api, [dest]) as live:
-        told = live.told([dest])
-        assert told.data() == ["first"]
+        contents = live.read_until_caught_up([dest])
+        assert contents.data() == ["first"]
         open_again(api, dest)
-        told_in_a_watch(live, told.tombstones)
+        told_in_a_watch(live, contents.tombstones)
     with watch(api, {dest: {"from_seq": 1}}) as late:
         told_in_a_watch(late)
     url = session(api, {dest: {}})["stream_url"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.schema_fuzz import fuzz, fuzzed_server
-from tests.campaigns.schema_mutations import bytes_of, spoil, text_of
+from tests.campaigns.schema_mutations import bytes_of, mutate, text_of
 from tests.campaigns.schemas import ROWS, asked, command
 from topics.front.table import ROUTES, match
 
@@ -28,7 +28,7 @@ def _requests(source: random.Random, count: int) -> list[bytes]:
     made = []
     for _ in range(count):
         request = asked(source)
-        spoil(source, request)
+        mutate(source, request)
         made.append(bytes_of(request, "k"))
     return made
 

@@ -122,7 +122,7 @@ def stream_with(guarded: Guarded, url: str) -> None:
     """Open streams, and send commands that are refused."""
     boss, reader = guarded.known[:2]
     with Stream(guarded.server.address, f"{url}?token={quote(boss, safe='')}") as stream:
-        stream.told(["t42:a"])
+        stream.read_until_caught_up(["t42:a"])
     with Socket(guarded.server.address, token=reader) as socket:
         for text in ('{"op":"publish","topic":"t42:a","records":[]}', "{", '{"op":"no"}'):
             socket.text(text)

@@ -13,7 +13,7 @@ import pytest
 from tests.support.api import TIMEOUT_S, Api, Wire, create, ok, refused, request
 from tests.support.queues import Queue, work_path
 from tests.support.server import Server
-from tests.support.sse import ERROR, Decoder, SseEvent, session, turned_away
+from tests.support.sse import ERROR, Decoder, SseEvent, refused_stream, session
 from tests.support.ws import Socket
 
 LAST = b""
@@ -147,7 +147,7 @@ def test_a_stop_ends_all_streams_with_the_last_chunk(tmp_path: Path) -> None:
                 assert socket.closed() == 1001
         server.wait_stopped()
         server.start()
-        refused(turned_away(server.address, watched, "Accept: */*"), 404, "not_found")
+        refused(refused_stream(server.address, watched, "Accept: */*"), 404, "not_found")
         with Api(server.address) as api:
             (job,) = Queue(api, "q").claim("other")
             assert (job["data"], job["deliveries"]) == ("job", 2)

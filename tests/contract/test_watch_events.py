@@ -17,9 +17,9 @@ from tests.support.sse import (
     TOMBSTONE,
     Stream,
     encoded,
+    gap_ends,
     seqs,
     session,
-    stone,
     watch,
 )
 from topics.actors.link.tick import TICK_INTERVAL_S
@@ -78,7 +78,7 @@ def test_line_ends_in_a_payload_do_not_end_an_event(api: Api, topic: str) -> Non
     for _ in range(2):
         ok(api.call("POST", f"/v0/topics/{topic}", body))
     with watch(api, [topic]) as stream:
-        backlog = stream.told([topic]).records
+        backlog = stream.read_until_caught_up([topic]).records
         ok(api.call("POST", f"/v0/topics/{topic}", body))
         live = stream.records(2)
         ok(api.append(topic, "after"))
@@ -96,12 +96,12 @@ def test_a_start_below_the_floor_is_reported_at_connect(api: Api, topic: str) ->
     with watch(api, [topic]) as stream:
         event = stream.event(TOMBSTONE)
         body = event.json()
-        assert stone(body, "from_seq_too_old") == (1, 6)
+        assert gap_ends(body, "from_seq_too_old") == (1, 6)
         assert (body["topic"], body["earliest_seq"], body["head_seq"]) == (topic, 7, 10)
         assert event.cursor == {topic: 6}
-        told = stream.told([topic])
-    assert (seqs(told.records), told.tombstones) == ([7, 8, 9, 10], [])
-    assert told.of(RECORD)[0]["from_seq"] == 6
+        contents = stream.read_until_caught_up([topic])
+    assert (seqs(contents.records), contents.tombstones) == ([7, 8, 9, 10], [])
+    assert contents.of(RECORD)[0]["from_seq"] == 6
 
 
 def test_a_write_larger_than_the_cap_is_reported_as_a_gap_in_a_live_stream(
@@ -109,18 +109,18 @@ def test_a_write_larger_than_the_cap_is_reported_as_a_gap_in_a_live_stream(
 ) -> None:
     create(api, topic, cap_records=2)
     with watch(api, [topic]) as stream:
-        stream.told([topic])
+        stream.read_until_caught_up([topic])
         ok(api.append(topic, *range(1, 7)))
-        assert stone(stream.event(TOMBSTONE).json(), "cap") == (1, 4)
+        assert gap_ends(stream.event(TOMBSTONE).json(), "cap") == (1, 4)
         assert data(stream.records(2)) == [5, 6]
 
 
 def recreated(stream: Stream, topic: str, head: int) -> None:
     """Check for the tombstone of a recreated topic, followed by all of its records."""
-    told = stream.told([topic])
-    assert [stone(body, "recreated") for body in told.tombstones] == [(1, head)]
-    assert told.events[0].event == TOMBSTONE
-    assert seqs(told.records) == list(range(1, head + 1))
+    contents = stream.read_until_caught_up([topic])
+    assert [gap_ends(body, "recreated") for body in contents.tombstones] == [(1, head)]
+    assert contents.events[0].event == TOMBSTONE
+    assert seqs(contents.records) == list(range(1, head + 1))
 
 
 def test_another_epoch_or_a_start_above_the_head_is_reported_as_a_recreated_topic(
@@ -133,8 +133,8 @@ def test_another_epoch_or_a_start_above_the_head_is_reported_as_a_recreated_topi
         with watch(api, {topic: start}) as stream:
             recreated(stream, topic, 4)
     with watch(api, {topic: {"from_seq": 2, "epoch": new}}) as stream:
-        told = stream.told([topic])
-        assert (told.tombstones, told.data()) == ([], [6, 7])
+        contents = stream.read_until_caught_up([topic])
+        assert (contents.tombstones, contents.data()) == ([], [6, 7])
 
 
 def test_the_recreation_of_a_topic_is_reported_again_to_a_client_that_missed_it(
@@ -146,7 +146,7 @@ def test_the_recreation_of_a_topic_is_reported_again_to_a_client_that_missed_it(
     create(api, topic, 1, 2, 3)
     url = session(api, [topic])["stream_url"]
     with Stream(api.address, url) as stream:
-        last_id = stream.told([topic]).last_id
+        last_id = stream.read_until_caught_up([topic]).last_id
         stream.leave()
     ok(api.delete(topic))
     create(api, topic, *range(8))
@@ -155,8 +155,8 @@ def test_the_recreation_of_a_topic_is_reported_again_to_a_client_that_missed_it(
             recreated(stream, topic, 8)
             newest = stream.blocks[-1].id or ""
     with Stream(api.address, url, last_event_id=newest) as stream:
-        told = stream.told([topic])
-        assert (told.tombstones, told.records) == ([], [])
+        contents = stream.read_until_caught_up([topic])
+        assert (contents.tombstones, contents.records) == ([], [])
 
 
 # --- several topics
@@ -171,19 +171,19 @@ def test_a_stream_of_256_topics_sends_records_of_each_and_resumes(
         create(api, name)
     url = session(api, {name: {"tail": True} for name in names})["stream_url"]
     with Stream(api.address, url) as stream:
-        told = stream.told(names)
-        assert sorted(body["topic"] for body in told.of(CAUGHT_UP)) == sorted(names)
+        contents = stream.read_until_caught_up(names)
+        assert sorted(body["topic"] for body in contents.of(CAUGHT_UP)) == sorted(names)
         last_id, seen = "", 0
         for name in names:
             ok(api.append(name, name))
-        while len(told.records) < len(names):
-            told.take(event := stream.event(RECORD, CAUGHT_UP))
-            if len(told.records) <= len(names) / 2:
-                last_id, seen = event.id or "", len(told.records)
-    assert {name: told.data(name) for name in names} == {name: [name] for name in names}
+        while len(contents.records) < len(names):
+            contents.take(event := stream.event(RECORD, CAUGHT_UP))
+            if len(contents.records) <= len(names) / 2:
+                last_id, seen = event.id or "", len(contents.records)
+    assert {name: contents.data(name) for name in names} == {name: [name] for name in names}
     assert len(last_id) < 8 * 1024  # a client returns the id in a header
     with Stream(api.address, url, last_event_id=last_id) as stream:
-        assert sorted(stream.told(names).data()) == sorted(told.data()[seen:])
+        assert sorted(stream.read_until_caught_up(names).data()) == sorted(contents.data()[seen:])
 
 
 def test_a_deleted_topic_ends_only_its_part_of_a_stream_and_is_reported_again_on_resume(
@@ -194,7 +194,7 @@ def test_a_deleted_topic_ends_only_its_part_of_a_stream_and_is_reported_again_on
     create(api, stays)
     url = session(api, [gone, stays])["stream_url"]
     with Stream(api.address, url) as stream:
-        stream.told([gone, stays])
+        stream.read_until_caught_up([gone, stays])
         ok(api.delete(gone))
         event = stream.event(DELETED)
         assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
@@ -222,15 +222,15 @@ def test_last_event_id_applies_to_each_topic_separately(
     url = session(api, {name: {"from_seq": 3} for name in names})["stream_url"]
     last_id = encoded({left: 5, right: 1, "nobody-watches-this": 0})
     with Stream(api.address, url, last_event_id=last_id) as stream:
-        told = stream.told(names)
-    assert [told.data(name) for name in names] == [[3, 4, 5], [1, 2, 3, 4, 5], [3, 4, 5]]
+        contents = stream.read_until_caught_up(names)
+    assert [contents.data(name) for name in names] == [[3, 4, 5], [1, 2, 3, 4, 5], [3, 4, 5]]
 
 
 def test_a_second_get_takes_over_the_session(api: Api, topic: str) -> None:
     create(api, topic, 1)
     url = session(api, [topic])["stream_url"]
     with Stream(api.address, url) as first:
-        first.told([topic])
+        first.read_until_caught_up([topic])
         with Stream(api.address, url) as second:
             last = first.event(ERROR)
             assert (type(last.json()["code"]), type(last.json()["error"])) == (int, str)

@@ -43,9 +43,9 @@ def test_a_lenient_session_drops_unknown_topics(api: Api, topic: str) -> None:
         "topic_not_found",
     )
     with Stream(api.address, body["stream_url"]) as stream:
-        told = stream.told([topic])
-        assert told.data() == ["x"]
-        assert {event.event for event in told.events} == {RECORD, CAUGHT_UP}
+        contents = stream.read_until_caught_up([topic])
+        assert contents.data() == ["x"]
+        assert {event.event for event in contents.events} == {RECORD, CAUGHT_UP}
 
 
 def test_a_session_starts_at_the_cursor_of_an_event(api: Api, new_name: Callable[[], str]) -> None:
@@ -56,9 +56,9 @@ def test_a_session_starts_at_the_cursor_of_an_event(api: Api, new_name: Callable
     epoch = create(api, old, 1, 2)
     create(api, other, "a", "b")
     with watch(api, [old]) as stream:
-        of_a_session = stream.told([old]).last_id
+        of_a_session = stream.read_until_caught_up([old]).last_id
     with Stream(api.address, f"/v0/watch?topic={old}") as stream:
-        of_a_request = stream.told([old]).last_id
+        of_a_request = stream.read_until_caught_up([old]).last_id
     ok(api.append(old, 3))
     for cursor in (of_a_session, of_a_request):
         body = session(api, {old: {}, other: {"from_seq": 1}}, cursor=cursor)
@@ -70,7 +70,7 @@ def test_a_session_starts_at_the_cursor_of_an_event(api: Api, new_name: Callable
         }
         assert body["topics"][other]["from_seq"] == 1
         with Stream(api.address, body["stream_url"]) as stream:
-            assert sorted(map(str, stream.told([old, other]).data())) == ["3", "b"]
+            assert sorted(map(str, stream.read_until_caught_up([old, other]).data())) == ["3", "b"]
         assert list(session(api, [other], cursor=cursor)["topics"]) == [other]
 
 
@@ -112,7 +112,7 @@ def test_retry_is_sent_once_at_open(api: Api, topic: str) -> None:
     for number in (1, 2):
         with Stream(api.address, url) as stream:
             assert stream.block().retry == "2000"
-            stream.told([topic])
+            stream.read_until_caught_up([topic])
             ok(api.append(topic, number))
             stream.records(1)
             assert [event.retry for event in stream.blocks[1:] if event.retry is not None] == []

@@ -18,9 +18,9 @@ from tests.support.sse import (
     RECORD,
     Stream,
     encoded,
+    gap_ends,
+    refused_stream,
     session,
-    stone,
-    turned_away,
 )
 
 URL = "/v0/watch?"
@@ -32,7 +32,7 @@ def url_of(*topics: str, **options: object) -> str:
 
 
 def refusal(api: Api, url: str, *headers: str) -> Answer:
-    return turned_away(api.address, url, "Accept: text/event-stream", *headers)
+    return refused_stream(api.address, url, "Accept: text/event-stream", *headers)
 
 
 def test_an_id_resumes_the_stream_even_after_a_kill_of_the_server(tmp_path: Path) -> None:
@@ -44,12 +44,12 @@ def test_an_id_resumes_the_stream_even_after_a_kill_of_the_server(tmp_path: Path
                 ok(api.append(topic, f"{topic} 1"))
         url = url_of(left, right)
         with Stream(server.address, url) as stream:
-            last_id = stream.told([left, right]).last_id
+            last_id = stream.read_until_caught_up([left, right]).last_id
         server.restart("kill")
         with Api(server.address) as api:
             ok(api.append(right, "new"))
         with Stream(server.address, url, last_event_id=last_id) as stream:
-            assert stream.told([left, right]).data() == ["new"]
+            assert stream.read_until_caught_up([left, right]).data() == ["new"]
 
 
 def test_an_id_is_sent_before_the_first_event(api: Api, topic: str) -> None:
@@ -60,7 +60,7 @@ def test_an_id_is_sent_before_the_first_event(api: Api, topic: str) -> None:
     ok(api.append(topic, "missed"))
     assert first_id
     with Stream(api.address, url, last_event_id=first_id) as stream:
-        assert stream.told([topic]).data() == ["missed"]
+        assert stream.read_until_caught_up([topic]).data() == ["missed"]
 
 
 def test_every_id_contains_the_cursors_of_all_topics(api: Api, new_name: Callable[[], str]) -> None:
@@ -70,14 +70,14 @@ def test_every_id_contains_the_cursors_of_all_topics(api: Api, new_name: Callabl
         create(api, topic, *(f"{topic} {number}" for number in range(4)))
     url = url_of(*names, limit=2)
     with Stream(api.address, url) as stream:
-        events = stream.told(names).events
+        events = stream.read_until_caught_up(names).events
     everything = {f"{topic} {number}" for topic in names for number in range(4)}
     seen: set[str] = set()
     for event in events:
         if event.event == RECORD:
             seen |= {record["data"] for record in event.json()["records"]}
         with Stream(api.address, url, last_event_id=event.id) as stream:
-            assert sorted(stream.told(names).data()) == sorted(everything - seen)
+            assert sorted(stream.read_until_caught_up(names).data()) == sorted(everything - seen)
 
 
 def test_a_deleted_topic_is_reported_on_resume_and_the_others_continue(
@@ -87,7 +87,7 @@ def test_a_deleted_topic_is_reported_on_resume_and_the_others_continue(
     create(api, gone, 1, 2)
     create(api, stays, 1)
     with Stream(api.address, url_of(gone, stays)) as stream:
-        last_id = stream.told([gone, stays]).last_id
+        last_id = stream.read_until_caught_up([gone, stays]).last_id
         stream.leave()
     ok(api.delete(gone))
     ok(api.append(stays, 2))
@@ -97,11 +97,11 @@ def test_a_deleted_topic_is_reported_on_resume_and_the_others_continue(
         with Stream(api.address, url, last_event_id=last_id) as stream:
             event = stream.event(DELETED)
             assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
-            told = stream.told([stays, new])
-            assert sorted(map(str, told.data())) == ["2", "new"]
+            contents = stream.read_until_caught_up([stays, new])
+            assert sorted(map(str, contents.data())) == ["2", "new"]
     # A topic that only the id names is ignored.
-    with Stream(api.address, url_of(stays), last_event_id=told.last_id) as stream:
-        assert stream.told([stays]).records == []
+    with Stream(api.address, url_of(stays), last_event_id=contents.last_id) as stream:
+        assert stream.read_until_caught_up([stays]).records == []
     refused(refusal(api, url), 404, "topic_not_found")
 
 
@@ -122,20 +122,26 @@ def test_a_cursor_in_the_url_resumes_the_stream(api: Api, new_name: Callable[[],
     create(api, first, 1)
     create(api, second, "a")
     with Stream(api.address, url_of(first)) as stream:
-        older = stream.told([first]).last_id
+        older = stream.read_until_caught_up([first]).last_id
     ok(api.append(first, 2, 3))
     url = url_of(first, cursor=older, tail="true")
     with Stream(api.address, url) as stream:
-        told = stream.told([first])
-        assert told.data() == [2, 3]
-    with Stream(api.address, url, last_event_id=told.last_id) as stream:
-        assert stream.told([first]).data() == []
+        contents = stream.read_until_caught_up([first])
+        assert contents.data() == [2, 3]
+    with Stream(api.address, url, last_event_id=contents.last_id) as stream:
+        assert stream.read_until_caught_up([first]).data() == []
     with Stream(api.address, url_of(first, second, cursor=older)) as stream:
-        assert sorted(map(str, stream.told([first, second]).data())) == ["2", "3", "a"]
+        assert sorted(map(str, stream.read_until_caught_up([first, second]).data())) == [
+            "2",
+            "3",
+            "a",
+        ]
     ok(api.delete(first))
     create(api, first, "again")
     with Stream(api.address, url) as stream:
-        assert [stone(body, "recreated") for body in stream.told([first]).tombstones] == [(1, 1)]
+        assert [
+            gap_ends(body, "recreated") for body in stream.read_until_caught_up([first]).tombstones
+        ] == [(1, 1)]
 
 
 def test_64_topics_of_the_longest_names_are_watched_and_resumed(api: Api, topic: str) -> None:
@@ -143,10 +149,10 @@ def test_64_topics_of_the_longest_names_are_watched_and_resumed(api: Api, topic:
     for name in names:
         create(api, name, 1)
     with Stream(api.address, url_of(*names[:64], *names[:3])) as stream:
-        last_id = stream.told(names[:64]).last_id
+        last_id = stream.read_until_caught_up(names[:64]).last_id
     ok(api.append(names[63], 2))
     with Stream(api.address, url_of(*names[:64]), last_event_id=last_id) as stream:
-        assert stream.told(names[:64]).data() == [2]
+        assert stream.read_until_caught_up(names[:64]).data() == [2]
     refused(refusal(api, url_of(*names)), 400, "invalid_request")
 
 
@@ -165,7 +171,7 @@ def test_a_stream_in_one_request_counts_as_a_stream_but_not_as_a_session(tmp_pat
             assert refused(answer, 429, "throttled")["detail"]["limit"] == "max_sse_connections"
             second.leave()
             with Stream(api.address, url_of("a")) as third:
-                assert third.told(["a"]).events[-1].event == CAUGHT_UP
+                assert third.read_until_caught_up(["a"]).events[-1].event == CAUGHT_UP
         refused(refusal(api, url_of("a", "b")), 400, "invalid_request")
 
 
@@ -178,7 +184,7 @@ def test_a_stream_requires_the_prefixes_of_its_key_and_an_allowed_origin(tmp_pat
             create(api, "other", 2)
         tenant = ("Authorization: Bearer t42-key",)
         with Stream(server.address, url_of("t42:a", token="t42-key")) as stream:
-            assert stream.told(["t42:a"]).data() == [1]
+            assert stream.read_until_caught_up(["t42:a"]).data() == [1]
         refused(refusal(api, url_of("t42:a")), 401, "unauthorized")
         refused(refusal(api, url_of("t42:a", "other"), *tenant), 403, "forbidden")
         refused(refusal(api, url_of("missing"), *tenant), 403, "forbidden")

@@ -60,11 +60,11 @@ def test_damage_under_a_running_server_is_reported_to_readers_and_affects_no_oth
         )
         assert len(data_of(api, sound)) == 400
         with watch(api, [hurt]) as stream:
-            told = stream.told([hurt])
-        assert [(each["gap_from"], each["gap_to"], each["reason"]) for each in told.tombstones] == [
-            (first, gap["gap_to"], "damaged")
-        ]
-        assert [record["$seq"] for record in told.records] == [
+            contents = stream.read_until_caught_up([hurt])
+        assert [
+            (each["gap_from"], each["gap_to"], each["reason"]) for each in contents.tombstones
+        ] == [(first, gap["gap_to"], "damaged")]
+        assert [record["$seq"] for record in contents.records] == [
             *range(1, first),
             *range(gap["gap_to"] + 1, 401),
         ]
@@ -73,5 +73,5 @@ def test_damage_under_a_running_server_is_reported_to_readers_and_affects_no_oth
             ok(api.append(sound, number))
         ok(api.call("GET", "/v0/topics"))
         assert api.state(hurt)["head_seq"] == 420
-        assert server.logged.count(str(segment)) == 1, "told once, whoever reads"
+        assert server.logged.count(str(segment)) == 1, "reported once, whoever reads"
         assert "Traceback" not in server.logged

@@ -14,9 +14,9 @@ import pytest
 from tests.campaigns.hostile import (
     MIB,
     UNKNOWN,
-    beside,
     bother,
     pile_up_answers,
+    run_alongside,
     send_large_bodies,
     watched,
 )
@@ -51,7 +51,7 @@ def wait_released(server: Server, most: int) -> None:
 
 
 def test_slow_bodies_do_not_delay_other_clients(server: Server) -> None:
-    with contextlib.ExitStack() as stack, beside(server) as bystander:
+    with contextlib.ExitStack() as stack, run_alongside(server) as bystander:
         wires = [stack.enter_context(Wire(server.address)) for _ in range(50)]
         whole = request("POST", "/v0/topics/slow", ONE)
         for wire in wires:
@@ -85,7 +85,11 @@ def send_until_cut_off(wire: Wire) -> None:
 
 @pytest.mark.parametrize("path", ["/v0/topics/endless", "/v0/topics/endless/diff"])
 def test_an_endless_body_is_rejected_and_its_connection_closed(server: Server, path: str) -> None:
-    with watched(server) as memory, beside(server) as bystander, Wire(server.address) as wire:
+    with (
+        watched(server) as memory,
+        run_alongside(server) as bystander,
+        Wire(server.address) as wire,
+    ):
         wire.send(
             request(
                 "POST", path, None, "Content-Type: application/json", "Transfer-Encoding: chunked"
@@ -126,7 +130,7 @@ def test_idle_connections_cost_little_memory_and_are_released(server: Server) ->
     with watched(server) as memory, contextlib.ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(Wire(server.address))
-        with beside(server) as bystander, Api(server.address) as api:
+        with run_alongside(server) as bystander, Api(server.address) as api:
             for _ in range(50):
                 ok(api.listing(page_size=1))
     wait_released(server, before + 2)
@@ -137,7 +141,7 @@ def test_idle_connections_cost_little_memory_and_are_released(server: Server) ->
 
 @pytest.mark.timeout(300)
 def test_large_bodies_do_not_delay_other_clients(server: Server) -> None:
-    with watched(server) as memory, beside(server) as bystander:
+    with watched(server) as memory, run_alongside(server) as bystander:
         send_large_bodies(server, 3)
     assert max(memory.rise.values()) < MOST, str(memory)
     assert bystander.trouble == []
@@ -145,7 +149,7 @@ def test_large_bodies_do_not_delay_other_clients(server: Server) -> None:
 
 
 def test_unread_responses_do_not_accumulate_in_memory(server: Server) -> None:
-    with watched(server) as memory, beside(server) as bystander:
+    with watched(server) as memory, run_alongside(server) as bystander:
         pile_up_answers(server, 200)
     assert max(memory.rise.values()) < MOST, str(memory)
     assert bystander.trouble == []

@@ -32,7 +32,7 @@ ROWS: Final = {
     "Queues": r"(topic_)?queue_.*",
     "Routers": r"routers?(_.*)?",
     "Disk": r"(disk|log_bytes|blob|segments?|checkpoint|seal|backups?)(_.*)?",
-    "Processes": r"(process|loop|link|log_lines|inbox|turns|shard_delay)_.*",
+    "Processes": r"(process|loop|link|log_lines|inbox|iterations|shard_delay)_.*",
 }
 UNITS: Final = {
     "_finished_ms": ("dateTimeFromNow", "short"),

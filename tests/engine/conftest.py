@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import EngineHarness
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def harness() -> EngineHarness:
+    return EngineHarness()

@@ -84,7 +84,7 @@ class QueueMachine(ShardMachine):
     def topic(self, name: str) -> Topic | None:
         """Return the topic after its expired records are removed, as before every response."""
         topic = self.world.engine.topics.get(name)
-        if topic is not None and topic.is_perishable:
+        if topic is not None and topic.may_expire:
             model = self.models[topic.id]
             model.expire(self.now.ts)
             change = self.world.engine.expire(topic, self.now)

@@ -93,9 +93,9 @@ class QueueLeases(QueueRecords):
     ) -> None:
         node, now = ask.holder.node, self.now
 
-        def told(model: QueueModel) -> None:
+        def replay(model: QueueModel) -> None:
             for lease in leases:
-                model.told(
+                model.apply_frame(
                     [lease.seq],
                     state="held",
                     node=node,
@@ -108,7 +108,7 @@ class QueueLeases(QueueRecords):
             topic,
             change,
             lambda model: model.claim(leases, node, stream, ask.lease_ms, now),
-            told,
+            replay,
         )
 
     def lease_change(
@@ -116,9 +116,9 @@ class QueueLeases(QueueRecords):
         topic: Topic,
         change: LeaseChange,
         apply: Callable[[QueueModel], None],
-        told: Callable[[QueueModel], None],
+        replay: Callable[[QueueModel], None],
     ) -> None:
-        """Apply a change of leases, which takes effect before its commit. ``told`` is the effect
+        """Apply a change of leases, which takes effect before its commit. ``replay`` is the effect
         of its replayed frame on the model.
         """
         model = self.models[topic.id]
@@ -131,7 +131,7 @@ class QueueLeases(QueueRecords):
         take_back = self.noted(topic, change, do)
         assert bool(change.frames) == (bool(change.seqs) and keeps_leases(topic.config))
         if change.frames:
-            effect: Effect = lambda models: told(models[topic.id])  # noqa: E731
+            effect: Effect = lambda models: replay(models[topic.id])  # noqa: E731
             self.submit(change, {FrameKind.LEASE: effect}, take_back=take_back)
 
     def told_released(
@@ -142,11 +142,11 @@ class QueueLeases(QueueRecords):
         """
         counts = {seq: self.models[topic.id].jobs[seq].deliveries - uncounted for seq in seqs}
 
-        def told(model: QueueModel) -> None:
+        def replay(model: QueueModel) -> None:
             for seq, deliveries in counts.items():
-                model.told([seq], state="hidden", until_ts=until_ts, deliveries=deliveries)
+                model.apply_frame([seq], state="hidden", until_ts=until_ts, deliveries=deliveries)
 
-        return told
+        return replay
 
     def noted(self, topic: Topic, change: Any, apply: Callable[[], None]) -> Callable[[], None]:
         """Apply the change to the model and return the function that takes it back."""
@@ -218,15 +218,15 @@ class QueueLeases(QueueRecords):
         change: Change,
         seqs: Sequence[int],
         commit: Callable[[], None] | None = None,
-        told: Callable[[QueueModel], None] | None = None,
+        replay: Callable[[QueueModel], None] | None = None,
         take_back: Callable[[], None] | None = None,
     ) -> None:
         """Delete these jobs when the change is durable."""
 
         def effect(model: QueueModel) -> None:
             model.delete(seqs)
-            if told is not None:
-                told(model)
+            if replay is not None:
+                replay(model)
 
         def committed() -> None:
             self.models[topic.id].delete(seqs)
@@ -275,9 +275,9 @@ class QueueLeases(QueueRecords):
 
         jobs = self.models[topic.id].kept(ours)
 
-        def told(model: QueueModel) -> None:
+        def replay(model: QueueModel) -> None:
             for job in jobs:
-                model.told(
+                model.apply_frame(
                     [job.seq],
                     state="held",
                     node=node,
@@ -286,7 +286,7 @@ class QueueLeases(QueueRecords):
                     deliveries=job.deliveries,
                 )
 
-        self.lease_change(topic, change, lambda model: model.extend(ours, lease_ms, now), told)
+        self.lease_change(topic, change, lambda model: model.extend(ours, lease_ms, now), replay)
 
     @precondition(lambda self: self.streams)
     @rule(which=st.integers(0, 2))

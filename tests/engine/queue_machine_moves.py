@@ -57,11 +57,11 @@ class QueueMoves(QueueLeases):
 
         counts = {seq: model.jobs[seq].deliveries for seq in seqs}
 
-        def told(model: QueueModel) -> None:
+        def replay(model: QueueModel) -> None:
             for seq, deliveries in counts.items():
-                model.told([seq], state="dying", doomed=True, deliveries=deliveries)
+                model.apply_frame([seq], state="dying", doomed=True, deliveries=deliveries)
 
-        effect: Effect = lambda models: told(models[topic.id])  # noqa: E731
+        effect: Effect = lambda models: replay(models[topic.id])  # noqa: E731
 
         def undone() -> None:
             take_back()
@@ -98,10 +98,10 @@ class QueueMoves(QueueLeases):
             self.models[topic_id].dead_lettered += len(there)
             self.busy.discard(topic_id)
 
-        def told(model: QueueModel) -> None:
+        def replay(model: QueueModel) -> None:
             model.dead_lettered += len(there)
 
-        self.finish(topic, change, there, committed, told, lambda: self.busy.discard(topic_id))
+        self.finish(topic, change, there, committed, replay, lambda: self.busy.discard(topic_id))
         assert is_logged or not there or not model.jobs[there[0]].logged
 
     # Redrive

@@ -174,7 +174,7 @@ class QueueRecords(QueueMachine):
                 model.expire(now.ts)
             assert change.dropped == count - len(model.jobs)
 
-        self.submit(change, {FrameKind.TOPIC: self.told(topic, config)}, commit)
+        self.submit(change, {FrameKind.TOPIC: self.config_effect(topic, config)}, commit)
         if jobs_of(topic).unlogged is change:
             self.commit_all()
             self._log_leases(topic)
@@ -192,14 +192,14 @@ class QueueRecords(QueueMachine):
                 self.submit(change, {FrameKind.LEASE: _told_row(topic.id, rows[seq])})
         jobs.unlogged = None
 
-    def told(self, topic: Topic, config: TopicConfig) -> Effect:
+    def config_effect(self, topic: Topic, config: TopicConfig) -> Effect:
         """Return the effect of replaying a TOPIC frame that is written now."""
         start = topic.start_seq
 
         def effect(models: Models) -> None:
             model = models.setdefault(topic.id, QueueModel(topic.name, config, config))
             model.cut(start)
-            model.told_config(config)
+            model.apply_config(config)
 
         return effect
 

@@ -307,13 +307,13 @@ class QueueModel:
             if found is not None and found.version == versions[job.seq]:
                 self.jobs[job.seq] = replace(job)
 
-    def told(self, seqs: Iterable[int], **fields: Any) -> None:
+    def apply_frame(self, seqs: Iterable[int], **fields: Any) -> None:
         """Apply the contents of a frame to the jobs that exist."""
         for seq in seqs:
             if seq in self.jobs:
                 self.jobs[seq] = replace(self.jobs[seq], **{"due_ts": 0, "doomed": False, **fields})
 
-    def told_config(self, config: TopicConfig) -> None:
+    def apply_config(self, config: TopicConfig) -> None:
         """Apply a TOPIC frame. It may end or begin the logging of leases."""
         self.decided = config
         self.configure(config)

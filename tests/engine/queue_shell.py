@@ -232,5 +232,5 @@ def _asked(words: tuple[str, ...]) -> tuple[list[int], list[str] | None]:
 
 
 def _told(done: str, seqs: Iterable[int], skipped: Iterable[int] = ()) -> str:
-    told = f"{done} {' '.join(map(str, seqs)) or 'nothing'}"
-    return told + "".join(f", skipped {seq}" for seq in skipped)
+    text = f"{done} {' '.join(map(str, seqs)) or 'nothing'}"
+    return text + "".join(f", skipped {seq}" for seq in skipped)

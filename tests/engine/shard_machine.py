@@ -47,7 +47,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.kept_in_memory: set[int] = set()
         self.untold: set[int] = set()  # Topics with a floor that readers saw and that the log lacks
 
-    def told(self, topic: Topic, config: TopicConfig) -> Callable[[Any], None]:
+    def config_effect(self, topic: Topic, config: TopicConfig) -> Callable[[Any], None]:
         """Return the effect of replaying a TOPIC frame that is written now."""
         raise NotImplementedError
 
@@ -165,5 +165,5 @@ class ShardMachine(RuleBasedStateMachine):
         self.checkpointing = None
         for frame in self.begin_again(power):
             topic = world.engine.by_id[frame.topic_id]
-            world.write(frame, self.told(topic, topic.config))
+            world.write(frame, self.config_effect(topic, topic.config))
         world.synced = world.position

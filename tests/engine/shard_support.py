@@ -83,7 +83,7 @@ def advance(topic: Topic, trimmed: int, now: Now) -> Advance:
     return change
 
 
-class Desk:
+class EngineHarness:
     """A shard that decides immediately and keeps pending changes. Its log is a list."""
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
@@ -194,21 +194,21 @@ class Desk:
         return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **asked), self)
 
 
-def fill(desk: Desk, *writes: int, **config: Any) -> None:
+def fill(harness: EngineHarness, *writes: int, **config: Any) -> None:
     """Fill topic ``a`` with one write per argument, each with this number of records."""
-    desk.put("a", **config)
+    harness.put("a", **config)
     for count in writes:
-        desk.append("a", *range(count))
-    desk.commit()
+        harness.append("a", *range(count))
+    harness.commit()
 
 
-def told(page: Page) -> tuple[int, int, str] | None:
+def gap_of(page: Page) -> tuple[int, int, str] | None:
     stone = page.tombstone
     return None if stone is None else (stone.gap_from, stone.gap_to, stone.reason)
 
 
-def expire(desk: Desk) -> object:
-    return desk.engine.expire(desk.engine.topic("a"), desk.now)
+def expire(harness: EngineHarness) -> object:
+    return harness.engine.expire(harness.engine.topic("a"), harness.now)
 
 
 def records_of(page: Page) -> list[dict[str, Any]]:

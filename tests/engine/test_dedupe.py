@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import EngineHarness
 from tests.support.limits import LIMITS
 from topics.engine import dedupe, shard
 from topics.engine.dedupe import DedupeEntry, DedupeWindow, digest_of
@@ -194,22 +194,22 @@ def test_expired_keys_of_idle_topics_are_swept_a_few_topics_at_a_time(
 ) -> None:
     monkeypatch.setattr(shard, "SWEEP_TOPICS", 4)
     monkeypatch.setattr(shard, "SWEEP_KEYS", 2)
-    desk, names = Desk(), [f"t{number}" for number in range(10)]
+    harness, names = EngineHarness(), [f"t{number}" for number in range(10)]
     for name in names:
-        desk.append(name, 1, key="a")
-        desk.later(TopicConfig().idempotency_window_ms // 2)
-        desk.append(name, 2, key="b")
-    desk.commit()
-    assert desk.engine.sweep_keys(desk.now._replace(ms=0)) == []
-    desk.later(2 * TopicConfig().idempotency_window_ms)
-    topics = [desk.engine.topic(name) for name in names]
+        harness.append(name, 1, key="a")
+        harness.later(TopicConfig().idempotency_window_ms // 2)
+        harness.append(name, 2, key="b")
+    harness.commit()
+    assert harness.engine.sweep_keys(harness.now._replace(ms=0)) == []
+    harness.later(2 * TopicConfig().idempotency_window_ms)
+    topics = [harness.engine.topic(name) for name in names]
     swept: list[Topic] = []
     while any(len(topic.dedupe) for topic in topics):
-        some = desk.engine.sweep_keys(desk.now)
+        some = harness.engine.sweep_keys(harness.now)
         assert len(some) <= 4
         swept += some
     assert {topic.name for topic in swept} == {*names}
-    assert desk.engine.sweep_keys(desk.now) == []
+    assert harness.engine.sweep_keys(harness.now) == []
 
 
 def test_keys_of_one_generation_expire_individually() -> None:

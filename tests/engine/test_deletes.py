@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.shard_support import Desk, seqs_of
+from tests.engine.shard_support import EngineHarness, seqs_of
 from topics.engine import selection
 from topics.engine.changes import delete_records
 from topics.engine.locators import Locator
@@ -24,22 +24,25 @@ from topics.formats.ranges import SeqRun
 A = TagMatch("Eq", "a")
 
 
-def filled(desk: Desk, *writes: str) -> Topic:
+def filled(harness: EngineHarness, *writes: str) -> Topic:
     """Fill topic ``a`` with one write per argument. Each letter is the tag of a record, ``-``
     means none.
     """
-    desk.put("a")
+    harness.put("a")
     for tags in writes:
         records = [{"data": 1} if tag == "-" else {"data": 1, "tag": tag} for tag in tags]
-        desk.append("a", records=records)
-    desk.commit()
-    return desk.engine.topic("a")
+        harness.append("a", records=records)
+    harness.commit()
+    return harness.engine.topic("a")
 
 
 def select(
-    desk: Desk, topic: Topic, before_seq: int | None = None, match: TagMatch | None = None
+    harness: EngineHarness,
+    topic: Topic,
+    before_seq: int | None = None,
+    match: TagMatch | None = None,
 ) -> Selection:
-    return selection.select(topic, desk.engine.store, before_seq, match)
+    return selection.select(topic, harness.engine.store, before_seq, match)
 
 
 @pytest.fixture
@@ -70,9 +73,9 @@ def count_left(selection: Selection) -> int:
 @pytest.mark.parametrize("match", [None, A])
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_the_counted_records_are_the_ones_that_would_be_taken(
-    desk: Desk, match: TagMatch | None, taken: int, short_slices: None
+    harness: EngineHarness, match: TagMatch | None, taken: int, short_slices: None
 ) -> None:
-    selection = select(desk, filled(desk, "aa", "aaa", "a", "a", "aaaaaa"), None, match)
+    selection = select(harness, filled(harness, "aa", "aaa", "a", "a", "aaaaaa"), None, match)
     assert sum(len(next_of(selection, 1)) for _ in range(taken)) == taken
     assert (count_left(selection), selection.take(9)) == (13 - taken, [])
     selection.search()
@@ -81,9 +84,9 @@ def test_the_counted_records_are_the_ones_that_would_be_taken(
 
 @pytest.mark.parametrize("match", [None, A])
 def test_a_slice_never_exceeds_its_limits(
-    desk: Desk, match: TagMatch | None, short_slices: None
+    harness: EngineHarness, match: TagMatch | None, short_slices: None
 ) -> None:
-    selection = select(desk, filled(desk, "aaaaaaaaaaaa", *["a"] * 12), None, match)
+    selection = select(harness, filled(harness, "aaaaaaaaaaaa", *["a"] * 12), None, match)
     sizes = []
     while not selection.is_exhausted:
         selection.search()
@@ -92,36 +95,36 @@ def test_a_slice_never_exceeds_its_limits(
 
 
 def test_an_entry_with_unreadable_delete_flags_is_skipped(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = filled(desk, "--", "--", "--")
-    delete_runs(topic, [SeqRun(3, 1)], desk)
+    topic = filled(harness, "--", "--", "--")
+    delete_runs(topic, [SeqRun(3, 1)], harness)
 
     def flags(_: Locator) -> Buffer | None:
         raise Unreadable
 
-    monkeypatch.setattr(desk, "delete_flags", flags)
-    selection = select(desk, topic)
+    monkeypatch.setattr(harness, "delete_flags", flags)
+    selection = select(harness, topic)
     assert [*next_of(selection, 9), *next_of(selection, 9)] == [1, 2, 5, 6]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_selection_equals_that_of_a_plain_list(seed: int, short_slices: None) -> None:
-    rng, desk = Random(seed), Desk()
+    rng, harness = Random(seed), EngineHarness()
     writes = ["".join(rng.choices("ab-", k=rng.randrange(1, 6))) for _ in range(rng.randrange(8))]
-    topic = filled(desk, *writes)
+    topic = filled(harness, *writes)
     tags = dict(enumerate("".join(writes), 1))
 
     def remove() -> None:
         gone = sorted(rng.sample(sorted(tags), min(len(tags), rng.randrange(4))))
-        delete_runs(topic, [SeqRun(seq, 1) for seq in gone], desk)
+        delete_runs(topic, [SeqRun(seq, 1) for seq in gone], harness)
         for seq in gone:
             del tags[seq]
 
     remove()
     bound = rng.randrange(1, topic.head_seq + 3)
     match = rng.choice([None, A])
-    selection, taken = select(desk, topic, bound, match), 0
+    selection, taken = select(harness, topic, bound, match), 0
     for step in range(6):
         left = [
             seq
@@ -151,20 +154,20 @@ def test_any_selection_equals_that_of_a_plain_list(seed: int, short_slices: None
     ],
 )
 def test_eq_matches_the_complete_tag_and_glob_its_prefix(
-    desk: Desk, match: Any, left: list[int]
+    harness: EngineHarness, match: Any, left: list[int]
 ) -> None:
     tags = ["x", "x*", "xyz", 'é"\\', "", None]
-    desk.append(
+    harness.append(
         "a", records=[{"data": 1} if tag is None else {"data": 1, "tag": tag} for tag in tags]
     )
-    desk.commit()
-    desk.delete_records("a", match=match)
-    desk.commit()
-    assert seqs_of(desk.read("a")) == left
+    harness.commit()
+    harness.delete_records("a", match=match)
+    harness.commit()
+    assert seqs_of(harness.read("a")) == left
 
 
 def test_only_the_fsync_class_syncs_deletes_and_only_logged_records_write_a_delete_frame(
-    desk: Desk,
+    harness: EngineHarness,
 ) -> None:
     for durability, frames, sync in (
         ("fsync", 1, True),
@@ -172,12 +175,12 @@ def test_only_the_fsync_class_syncs_deletes_and_only_logged_records_write_a_dele
         ("memory", 1, False),
         ("ephemeral", 0, False),
     ):
-        desk.put(durability, durability=durability)
-        desk.append(durability, 1)
-        desk.commit()
-        change = desk.delete_records(durability, before_seq=2)
+        harness.put(durability, durability=durability)
+        harness.append(durability, 1)
+        harness.commit()
+        change = harness.delete_records(durability, before_seq=2)
         assert (len(change.frames), change.sync) == (frames, sync)
-        desk.commit()
+        harness.commit()
         assert change.deleted == 1
 
 

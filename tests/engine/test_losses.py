@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, fill, told
+from tests.engine.shard_support import EngineHarness, fill, gap_of
 from topics.engine import replacing
 from topics.engine.locators import Locator, in_extent
 from topics.engine.losses import mark_damaged, mark_lost, next_loss, skip_trimmed
@@ -21,58 +21,58 @@ from topics.formats.disk.records import RecordsView
 from topics.formats.ranges import SeqRange, SeqRun, seq_ranges
 
 
-def test_deleted_records_in_a_damaged_write_are_not_lost(desk: Desk) -> None:
-    desk.append("a", records=[{"data": n, "tag": "no" if n == 3 else "yes"} for n in range(4)])
-    desk.append("a", "next")
-    desk.commit()
-    desk.delete_records("a", match="no")
-    desk.delete_records("a", before_seq=2)
-    desk.commit()
-    topic = desk.engine.topic("a")
-    mark_damaged(topic, 0, desk)
+def test_deleted_records_in_a_damaged_write_are_not_lost(harness: EngineHarness) -> None:
+    harness.append("a", records=[{"data": n, "tag": "no" if n == 3 else "yes"} for n in range(4)])
+    harness.append("a", "next")
+    harness.commit()
+    harness.delete_records("a", match="no")
+    harness.delete_records("a", before_seq=2)
+    harness.commit()
+    topic = harness.engine.topic("a")
+    mark_damaged(topic, 0, harness)
     assert topic.damage_floor == 4, "seqs 2 and 3 were damaged"
     assert (topic.count, topic.earliest_seq) == (1, 5)
-    assert told(desk.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
+    assert gap_of(harness.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
 
 
 def test_each_loss_is_reported_once_across_deleted_and_filtered_records(
-    desk: Desk,
+    harness: EngineHarness,
 ) -> None:
     for data in (1, 2):
-        desk.append("a", records=[{"data": data, "tag": f"t{data}"}], node="me")
-    desk.commit()
-    desk.delete_records("a", match="t2")
-    desk.commit()
-    topic = desk.engine.topic("a")
+        harness.append("a", records=[{"data": data, "tag": f"t{data}"}], node="me")
+    harness.commit()
+    harness.delete_records("a", match="t2")
+    harness.commit()
+    topic = harness.engine.topic("a")
     for first in (3, 6):
         mark_lost(topic, SeqRange(first, first + 1))
         topic.next_seq = first + 2
-        desk.append("a", 5, node="me")
-        desk.commit()
+        harness.append("a", 5, node="me")
+        harness.commit()
     pages = [
-        desk.read("a", seq, nodes=frozenset(nodes))
+        harness.read("a", seq, nodes=frozenset(nodes))
         for seq, nodes in ((0, {"me"}), (1, {"me"}), (4, {"me"}), (5, {"me"}), (0, {}), (1, {}))
     ]
-    assert [(told(page), page.next_from_seq) for page in pages] == [
+    assert [(gap_of(page), page.next_from_seq) for page in pages] == [
         *(((3, 4, "mixed"), 5), ((2, 4, "mixed"), 5), ((6, 7, "mixed"), 8)),
         *(((6, 7, "mixed"), 8), (None, 2), ((2, 4, "mixed"), 5)),
     ]
-    assert told(desk.read("a", 1, until_seq=3)) == (2, 4, "mixed"), "a gap is told whole"
-    assert desk.read("a", 1, until_seq=3).next_from_seq == 5, "and the reader goes on behind it"
-    page = read(topic, Diff(from_seq=1), desk, head_seq=3)
-    assert (told(page), page.next_from_seq) == ((2, 3, "mixed"), 3), "but to the head it may see"
+    assert gap_of(harness.read("a", 1, until_seq=3)) == (2, 4, "mixed"), "a gap is reported as one"
+    assert harness.read("a", 1, until_seq=3).next_from_seq == 5, "and the reader goes on behind it"
+    page = read(topic, Diff(from_seq=1), harness, head_seq=3)
+    assert (gap_of(page), page.next_from_seq) == ((2, 3, "mixed"), 3), "but to the head it may see"
 
 
 # Seqs that are skipped because the source of a router has lost records
 
 
-def test_a_replay_onto_a_newer_state_skips_no_seqs_twice(desk: Desk) -> None:
-    fill(desk, 1)
-    topic = desk.engine.topic("a")
+def test_a_replay_onto_a_newer_state_skips_no_seqs_twice(harness: EngineHarness) -> None:
+    fill(harness, 1)
+    topic = harness.engine.topic("a")
     for first in (2, 6):
         skip_trimmed(topic, SeqRange(first, first + 1))
         topic.next_seq += 2
-        fill(desk, 2)
+        fill(harness, 2)
     before = (topic.trimmed, topic.head_seq, topic.next_seq, topic.start_seq, topic.floors)
     assert before[0] == ((2, 3), (6, 7))
     skip_trimmed(topic, SeqRange(2, 3))
@@ -82,9 +82,9 @@ def test_a_replay_onto_a_newer_state_skips_no_seqs_twice(desk: Desk) -> None:
     )
 
 
-def test_the_next_loss_is_the_first_one_of_any_cause(desk: Desk) -> None:
-    fill(desk, 1)
-    topic = desk.engine.topic("a")
+def test_the_next_loss_is_the_first_one_of_any_cause(harness: EngineHarness) -> None:
+    fill(harness, 1)
+    topic = harness.engine.topic("a")
     topic.losses = (SeqRange(9, 10), SeqRange(20, 21))
     topic.damaged = (SeqRange(5, 6), SeqRange(11, 11))
     topic.trimmed = (SeqRange(7, 8),)
@@ -110,35 +110,35 @@ SIZES = (2, 3, 4)  # Records of each write; the seqs are 1 to 9
 
 
 @pytest.fixture
-def topic(desk: Desk) -> Topic:
-    fill(desk, *SIZES)
-    return desk.engine.topic("a")
+def topic(harness: EngineHarness) -> Topic:
+    fill(harness, *SIZES)
+    return harness.engine.topic("a")
 
 
-def test_losses_below_the_start_raise_the_floors(desk: Desk, topic: Topic) -> None:
+def test_losses_below_the_start_raise_the_floors(harness: EngineHarness, topic: Topic) -> None:
     topic.losses = seq_ranges([(3, 3), (8, 8)])
     topic.damaged = seq_ranges([(4, 4)])
     topic.trimmed = seq_ranges([(5, 5), (9, 9)])
-    cut_to(topic, 6, desk)
-    settle(topic, desk)
+    cut_to(topic, 6, harness)
+    settle(topic, harness)
     assert (topic.loss_floor, topic.damage_floor, topic.trim_floor) == (4, 5, 6)
     assert (topic.losses, topic.damaged, topic.trimmed) == (((8, 8),), (), ((9, 9),))
 
 
 def test_records_with_unreadable_lengths_are_removed_with_estimated_sizes(
-    desk: Desk, topic: Topic, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = topic.bytes
 
     def unreadable(locator: Locator) -> RecordsView:
         raise Unreadable
 
-    monkeypatch.setattr(desk, "records", unreadable)
-    assert live_of(topic, 2, 0, 4, desk).record_count == 4
-    assert cut_to(topic, 4, desk) == 3
+    monkeypatch.setattr(harness, "records", unreadable)
+    assert live_of(topic, 2, 0, 4, harness).record_count == 4
+    assert cut_to(topic, 4, harness) == 3
     assert topic.count == 6
     assert 0 < topic.bytes < whole
-    assert cut_to(topic, 10, desk) == 9
+    assert cut_to(topic, 10, harness) == 9
     assert (topic.count, topic.bytes) == (0, 0)
 
 
@@ -149,9 +149,11 @@ def extent(first_seq: int, count: int, index: int, segment: int = 1) -> IndexEnt
     return IndexEntry(first_seq, count, in_extent(segment, index), 10_000, 0)
 
 
-def replace(topic: Topic, desk: Desk, *extents: IndexEntry, end_seq: int = 0) -> list[Locator]:
+def replace(
+    topic: Topic, harness: EngineHarness, *extents: IndexEntry, end_seq: int = 0
+) -> list[Locator]:
     bounds = extents[0].first_seq, end_seq or extents[-1].last_seq + 1
-    return replace_entries(topic, extents, *bounds, desk)
+    return replace_entries(topic, extents, *bounds, harness)
 
 
 def state(topic: Topic) -> tuple[int, int, int]:
@@ -165,17 +167,17 @@ def layout(topic: Topic) -> list[tuple[int, int, int]]:
 
 
 def test_extents_replace_writes_in_parts_that_split_no_write(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replacing, "STEP_EXTENTS", 1)
-    fill(desk, 2, 3, 4, 1, 2)
-    topic = desk.engine.topic("a")
+    fill(harness, 2, 3, 4, 1, 2)
+    topic = harness.engine.topic("a")
     before = state(topic)
     extents = [extent(1, 2, 0), extent(3, 1, 1), extent(4, 3, 2), extent(7, 3, 3), extent(10, 3, 4)]
     found = []
     for part, first_seq, end_seq in parts(topic, extents, 1, 12):
         found.append(([entry.first_seq for entry in part], first_seq, end_seq))
-        replace_entries(topic, part, first_seq, end_seq, desk)
+        replace_entries(topic, part, first_seq, end_seq, harness)
         assert state(topic) == before
         assert topic.index.totals(0, len(topic.index)) == before[1:]
     assert found == [([1], 1, 3), ([3, 4, 7], 3, 10), ([10], 10, 13)]
@@ -185,43 +187,43 @@ def test_extents_replace_writes_in_parts_that_split_no_write(
 
 
 def test_records_removed_before_the_replacement_stay_removed_in_the_extents(
-    topic: Topic, desk: Desk
+    topic: Topic, harness: EngineHarness
 ) -> None:
-    cut_to(topic, 2, desk)
-    delete_runs(topic, [SeqRun(4, 3)], desk)
+    cut_to(topic, 2, harness)
+    delete_runs(topic, [SeqRun(4, 3)], harness)
     before = state(topic)
-    replace(topic, desk, extent(1, 5, 0), extent(6, 4, 1))
+    replace(topic, harness, extent(1, 5, 0), extent(6, 4, 1))
     assert layout(topic) == [(1, 5, 2), (6, 4, 3)]
     assert state(topic) == before
     assert topic.index.totals(0, 2) == before[1:]
 
 
-def test_dead_records_between_two_extents_are_omitted(desk: Desk) -> None:
-    fill(desk, 9)
-    topic = desk.engine.topic("a")
-    delete_runs(topic, [SeqRun(4, 3)], desk)
+def test_dead_records_between_two_extents_are_omitted(harness: EngineHarness) -> None:
+    fill(harness, 9)
+    topic = harness.engine.topic("a")
+    delete_runs(topic, [SeqRun(4, 3)], harness)
     before = state(topic)
-    replace(topic, desk, extent(1, 3, 0), extent(7, 3, 1))
+    replace(topic, harness, extent(1, 3, 0), extent(7, 3, 1))
     assert layout(topic) == [(1, 3, 3), (7, 3, 3)]
     assert state(topic) == before
     assert topic.index.totals(0, 2) == before[1:]
 
 
-def test_records_in_memory_keep_their_index_entries(desk: Desk) -> None:
-    fill(desk, 2, 3)
-    fill(desk, 2, 1, durability="ephemeral")
-    fill(desk, 4, durability="disk")
-    topic = desk.engine.topic("a")
+def test_records_in_memory_keep_their_index_entries(harness: EngineHarness) -> None:
+    fill(harness, 2, 3)
+    fill(harness, 2, 1, durability="ephemeral")
+    fill(harness, 4, durability="disk")
+    topic = harness.engine.topic("a")
     before, between = state(topic), [topic.index.entry(at) for at in (2, 3)]
-    replace(topic, desk, extent(1, 5, 0), extent(9, 4, 1))
+    replace(topic, harness, extent(1, 5, 0), extent(9, 4, 1))
     assert layout(topic) == [(1, 5, 5), (6, 2, 2), (8, 1, 1), (9, 4, 4)]
     assert [topic.index.entry(at) for at in (1, 2)] == between
     assert state(topic) == before
 
 
-def test_a_topic_emptied_before_the_replacement_stays_empty(desk: Desk) -> None:
-    fill(desk, 1)
-    topic = desk.engine.topic("a")
+def test_a_topic_emptied_before_the_replacement_stays_empty(harness: EngineHarness) -> None:
+    fill(harness, 1)
+    topic = harness.engine.topic("a")
     topic.index.drop(1)
-    assert replace(topic, desk, extent(1, 1, 0)) == [in_extent(1, 0)]
+    assert replace(topic, harness, extent(1, 1, 0)) == [in_extent(1, 0)]
     assert len(topic.index) == 0

@@ -6,60 +6,62 @@ from typing import Any
 
 import pytest
 
-from tests.engine.shard_support import Desk, seqs_of
+from tests.engine.shard_support import EngineHarness, seqs_of
 from topics.engine.reading import SCAN_RECORDS_MAX, read
 from topics.formats.api.diff_body import Diff
 
 
-def filled(*writes: int, **body: Any) -> Desk:
-    """Return a desk whose topic ``a`` has this number of records in each write."""
-    desk = Desk()
+def filled(*writes: int, **body: Any) -> EngineHarness:
+    """Return an engine whose topic ``a`` has this number of records in each write."""
+    harness = EngineHarness()
     for count in writes:
-        desk.append("a", *range(count), **body)
-    desk.commit()
-    return desk
+        harness.append("a", *range(count), **body)
+    harness.commit()
+    return harness
 
 
 def test_the_byte_budget_counts_the_bytes_that_are_sent() -> None:
-    desk = filled(100)
-    whole = sum(len(chunk) for chunk in desk.read("a").chunks)
+    harness = filled(100)
+    whole = sum(len(chunk) for chunk in harness.read("a").chunks)
     for budget in (1, 50, 333, 1000, whole - 1, whole, whole + 1):
-        page = desk.read("a", max_batch_bytes=budget)
+        page = harness.read("a", max_batch_bytes=budget)
         sent = sum(len(chunk) for chunk in page.chunks)
         assert page.count == 1 or sent <= budget
         if page.count < 100:
             assert (
-                sent + len(bytes(desk.read("a", page.next_from_seq, limit=1).chunks[0])) + 1
+                sent + len(bytes(harness.read("a", page.next_from_seq, limit=1).chunks[0])) + 1
                 > budget
             )
-    assert desk.read("a", max_batch_bytes=whole + 1).caught_up
+    assert harness.read("a", max_batch_bytes=whole + 1).caught_up
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 1000])
 def test_a_read_without_results_ends_after_a_bounded_scan_and_can_be_continued(batch: int) -> None:
-    desk = filled(*[batch] * (3 * SCAN_RECORDS_MAX // batch), node="me")
-    last = desk.engine.topic("a").head_seq
-    desk.append("a", "found", node="you")
-    desk.commit()
-    page = desk.read("a", nodes=frozenset({"me"}))
+    harness = filled(*[batch] * (3 * SCAN_RECORDS_MAX // batch), node="me")
+    last = harness.engine.topic("a").head_seq
+    harness.append("a", "found", node="you")
+    harness.commit()
+    page = harness.read("a", nodes=frozenset({"me"}))
     rounds = 1
     while page.unfinished:
         assert not page.completes_poll
         assert page.scanned <= SCAN_RECORDS_MAX + 1000
-        page = read(desk.engine.topic("a"), Diff(nodes=frozenset({"me"})), desk, page.next_from_seq)
+        page = read(
+            harness.engine.topic("a"), Diff(nodes=frozenset({"me"})), harness, page.next_from_seq
+        )
         rounds += 1
     assert rounds >= 3
     assert seqs_of(page) == [last + 1]
 
 
 def test_a_read_with_results_scans_a_bounded_number_of_further_records() -> None:
-    desk = Desk()
-    desk.append("a", "found", node="you")
+    harness = EngineHarness()
+    harness.append("a", "found", node="you")
     for _ in range(20):
-        desk.append("a", *range(1000), node="me")
-    desk.commit()
-    page = desk.read("a", nodes=frozenset({"me"}))
+        harness.append("a", *range(1000), node="me")
+    harness.commit()
+    page = harness.read("a", nodes=frozenset({"me"}))
     assert seqs_of(page) == [1]
     assert not page.unfinished
     assert not page.caught_up
@@ -79,10 +81,10 @@ def test_a_read_with_results_scans_a_bounded_number_of_further_records() -> None
 def test_a_cursor_of_an_earlier_incarnation_receives_a_recreated_tombstone(
     from_seq: int, epoch: str | None, recreated: bool
 ) -> None:
-    desk = filled(2)
-    topic = desk.engine.topic("a")
+    harness = filled(2)
+    topic = harness.engine.topic("a")
     given_epoch = None if epoch is None else topic.epoch - (epoch == "wrong")
-    page = desk.read("a", from_seq, epoch=given_epoch)
+    page = harness.read("a", from_seq, epoch=given_epoch)
     if not recreated:
         assert page.tombstone is None
         assert seqs_of(page) == list(range(from_seq + 1, 3))

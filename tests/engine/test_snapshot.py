@@ -7,7 +7,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from tests.engine.shard_support import Desk, fill
+from tests.engine.shard_support import EngineHarness, fill
 from topics.engine.changes import append
 from topics.engine.dedupe import DIGEST_BYTES, digest_of
 from topics.engine.locators import in_extent
@@ -34,25 +34,27 @@ from topics.formats.disk.frames import FrameHeader, FrameKind
 from topics.formats.ranges import SeqRange
 
 
-def kept(desk: Desk, lsn: int = 100) -> Any:
+def kept(harness: EngineHarness, lsn: int = 100) -> Any:
     """Return the topic as a checkpoint encodes it in CBOR."""
-    return cbor2.loads(cbor2.dumps(snapshot_topic(desk.engine.topic("a"), lsn)))
+    return cbor2.loads(cbor2.dumps(snapshot_topic(harness.engine.topic("a"), lsn)))
 
 
-def restored(desk: Desk, lsn: int = 100) -> tuple[Replay, Topic]:
-    again = Desk()
+def restored(harness: EngineHarness, lsn: int = 100) -> tuple[Replay, Topic]:
+    again = EngineHarness()
     replay = Replay(again.engine.table)
-    return replay, restore_topic(replay, kept(desk, lsn))
+    return replay, restore_topic(replay, kept(harness, lsn))
 
 
 def extent(first_seq: int, count: int) -> IndexEntry:
     return IndexEntry(first_seq, count, in_extent(1, first_seq), 100 * count, 5)
 
 
-def test_a_topic_is_restored_with_its_config_floors_and_reservations(desk: Desk) -> None:
-    fill(desk, 2, 3, ttl_ms=7_000_000, cap_records=3)
-    topic = desk.engine.topic("a")
-    replay, again = restored(desk)
+def test_a_topic_is_restored_with_its_config_floors_and_reservations(
+    harness: EngineHarness,
+) -> None:
+    fill(harness, 2, 3, ttl_ms=7_000_000, cap_records=3)
+    topic = harness.engine.topic("a")
+    replay, again = restored(harness)
     for name in ("id", "name", "epoch", "config", "floors", "start_seq", "last_ts"):
         assert getattr(again, name) == getattr(topic, name), name
     for name in ("last_write_ts", "reserved_seq", "logged_seq", "keys_from_seq", "damaged"):
@@ -61,32 +63,32 @@ def test_a_topic_is_restored_with_its_config_floors_and_reservations(desk: Desk)
     assert replay.table.by_name == {"a": again}
 
 
-def test_uncommitted_changes_are_not_in_a_snapshot(desk: Desk) -> None:
-    fill(desk, 2)
-    before = kept(desk)
-    desk.append("a", 3)
-    desk.put("a", ttl_ms=9)
-    assert kept(desk) == before
+def test_uncommitted_changes_are_not_in_a_snapshot(harness: EngineHarness) -> None:
+    fill(harness, 2)
+    before = kept(harness)
+    harness.append("a", 3)
+    harness.put("a", ttl_ms=9)
+    assert kept(harness) == before
 
 
-def test_records_in_memory_are_stored_as_losses(desk: Desk) -> None:
-    fill(desk, 3, durability="ephemeral")
-    assert kept(desk)["losses"] == [[1, 3]]
-    assert restored(desk)[1].losses == ((1, 3),)
+def test_records_in_memory_are_stored_as_losses(harness: EngineHarness) -> None:
+    fill(harness, 3, durability="ephemeral")
+    assert kept(harness)["losses"] == [[1, 3]]
+    assert restored(harness)[1].losses == ((1, 3),)
 
 
-def test_skipped_seqs_and_their_floor_are_restored(desk: Desk) -> None:
-    fill(desk)
-    topic = desk.engine.topic("a")
+def test_skipped_seqs_and_their_floor_are_restored(harness: EngineHarness) -> None:
+    fill(harness)
+    topic = harness.engine.topic("a")
     skip_trimmed(topic, SeqRange(1, 2))
-    fill(desk, 1)
+    fill(harness, 1)
     skip_trimmed(topic, SeqRange(4, 6))
-    again = restored(desk)[1]
+    again = restored(harness)[1]
     assert (again.trimmed, again.trim_floor) == (topic.trimmed, topic.trim_floor) == (((4, 6),), 3)
 
 
-def test_ids_epochs_and_reserved_ts_of_a_shard_never_decrease(desk: Desk) -> None:
-    table = desk.engine.table
+def test_ids_epochs_and_reserved_ts_of_a_shard_never_decrease(harness: EngineHarness) -> None:
+    table = harness.engine.table
     table.last_id, table.last_epoch, table.reserving_ts = 8, 50, 777
     again = TopicTable()
     again.last_epoch = 60
@@ -94,23 +96,25 @@ def test_ids_epochs_and_reserved_ts_of_a_shard_never_decrease(desk: Desk) -> Non
     assert (again.last_id, again.last_epoch, again.reserved_ts) == (8, 60, 777)
 
 
-def test_topics_may_be_created_and_deleted_during_a_checkpoint(desk: Desk) -> None:
+def test_topics_may_be_created_and_deleted_during_a_checkpoint(harness: EngineHarness) -> None:
     for name in "abc":
-        desk.put(name)
-    desk.commit()
-    found = topic_items(desk.engine.table)
+        harness.put(name)
+    harness.commit()
+    found = topic_items(harness.engine.table)
     assert next(found).name == "a"
-    desk.delete("b")
-    desk.put("d")
-    desk.commit()
+    harness.delete("b")
+    harness.put("d")
+    harness.commit()
     assert [topic.name for topic in found] == ["c"]
 
 
-def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(desk: Desk) -> None:
-    fill(desk, 2, 3, 4)
-    desk.delete_records("a", before_seq=4)
-    desk.commit()
-    replay, topic = restored(desk)
+def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(
+    harness: EngineHarness,
+) -> None:
+    fill(harness, 2, 3, 4)
+    harness.delete_records("a", before_seq=4)
+    harness.commit()
+    replay, topic = restored(harness)
     assert not restore_extent(replay, topic.id, extent(1, 3), 0, 0), "it is below the start"
     assert not restore_extent(replay, topic.id, extent(4, 2), 2, 200), "all is deleted"
     assert restore_extent(replay, topic.id, extent(6, 4), 1, 100)
@@ -121,32 +125,32 @@ def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(de
 
 
 def test_only_unexpired_keys_of_writes_without_records_are_stored_in_the_checkpoint(
-    desk: Desk,
+    harness: EngineHarness,
 ) -> None:
-    desk.append("a", 0, key="over", config={"idempotency_window_ms": 1000})
-    desk.commit()
-    desk.later(600)
-    desk.append("a", 1, key="gone")
-    desk.append("a", 2, key="here")
-    desk.commit()
-    desk.delete_records("a", before_seq=3)
-    desk.commit()
-    topic, now = desk.engine.topic("a"), Now(desk.now.ts + 500, desk.now.ms + 500)
+    harness.append("a", 0, key="over", config={"idempotency_window_ms": 1000})
+    harness.commit()
+    harness.later(600)
+    harness.append("a", 1, key="gone")
+    harness.append("a", 2, key="here")
+    harness.commit()
+    harness.delete_records("a", before_seq=3)
+    harness.commit()
+    topic, now = harness.engine.topic("a"), Now(harness.now.ts + 500, harness.now.ms + 500)
     digest = digest_of("gone").to_bytes(DIGEST_BYTES, "little")
-    assert [*key_items(topic, now)] == [KEY_ROW.pack(digest, 2, 1, desk.now.ts), None]
+    assert [*key_items(topic, now)] == [KEY_ROW.pack(digest, 2, 1, harness.now.ts), None]
 
 
 @pytest.mark.parametrize("durability", ["disk", "ephemeral"])
 def test_keys_of_copies_are_stored_unless_the_copies_are_in_memory(
-    desk: Desk, durability: str
+    harness: EngineHarness, durability: str
 ) -> None:
-    fill(desk, 1, durability=durability, idempotency_window_ms=0)
-    topic = desk.engine.topic("a")
+    fill(harness, 1, durability=durability, idempotency_window_ms=0)
+    topic = harness.engine.topic("a")
     key = copy_key("dead_letter", "q", 7, 3)
-    topic.dedupe.add(key, 1, 1, desk.now.ms, 0)
-    replay, again = restored(desk)
+    topic.dedupe.add(key, 1, 1, harness.now.ms, 0)
+    replay, again = restored(harness)
     restore_moved(replay, again.id, cbor2.loads(cbor2.dumps([*moved_key_items(topic)])))
-    found = again.dedupe.find(key, desk.now.ms + (1 << 40), 0)
+    found = again.dedupe.find(key, harness.now.ms + (1 << 40), 0)
     assert found == (None if durability == "ephemeral" else (1, 1))
 
 
@@ -157,11 +161,11 @@ def header(topic_id: int) -> FrameHeader:
     return FrameHeader(b"", 0, 0, 0, topic_id, 1, 0, 0, 0, 0, FrameKind.FLOOR, 0, 0)
 
 
-def test_each_restored_topic_has_its_own_lsn_in_the_checkpoint(desk: Desk) -> None:
+def test_each_restored_topic_has_its_own_lsn_in_the_checkpoint(harness: EngineHarness) -> None:
     for name in "abc":
-        desk.put(name)
-    replay = Replay(desk.engine.table)
-    topics = [desk.engine.topic(name) for name in "abc"]
+        harness.put(name)
+    replay = Replay(harness.engine.table)
+    topics = [harness.engine.topic(name) for name in "abc"]
     for topic, lsn in zip(topics, (7, 9, 7), strict=True):
         assert replay.covered_lsn(topic) == 0
         replay.note_restored(topic, 5, lsn)
@@ -171,13 +175,15 @@ def test_each_restored_topic_has_its_own_lsn_in_the_checkpoint(desk: Desk) -> No
     assert not replay.is_newer(header(99)._replace(lsn=8))
 
 
-def test_a_write_is_replayed_once_and_caps_apply_only_after_the_checkpoint(desk: Desk) -> None:
+def test_a_write_is_replayed_once_and_caps_apply_only_after_the_checkpoint(
+    harness: EngineHarness,
+) -> None:
     """The state at the checkpoint was within the caps, even if a deleted record made space for
     others.
     """
-    desk.put("a", cap_records=2)
-    desk.commit()
-    replay, topic = Replay(desk.engine.table), desk.engine.topic("a")
+    harness.put("a", cap_records=2)
+    harness.commit()
+    replay, topic = Replay(harness.engine.table), harness.engine.topic("a")
     replay.note_restored(topic, 0, 4096)
     frame = header(topic.id)._replace(kind=FrameKind.APPEND, record_count=1, body_len=50)
     for seq in (1, 2, 3):

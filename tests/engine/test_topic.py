@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from tests.engine.shard_support import Desk, advance, expire, fill
+from tests.engine.shard_support import EngineHarness, advance, expire, fill
 from topics.engine.changes import put_topic
 from topics.engine.changes.append import Append
 from topics.engine.now import Now
@@ -19,15 +19,20 @@ from topics.formats.api.topic_config import TopicConfig
 from topics.formats.json_text import json_bytes
 
 
-def test_a_read_does_not_raise_a_topic_with_a_fixed_or_disabled_priority(desk: Desk) -> None:
-    desk.put("a", auto_priority=False)
-    topic = desk.engine.topic("a")
-    topic.touch(*desk.now)
-    assert (topic.effective_priority(desk.now.ms), topic.band(desk.now.ms)) == (0, NEW_BAND)
-    desk.put("a", priority=-7)
-    assert (topic.effective_priority(desk.now.ms), topic.band(desk.now.ms)) == (-7, 0)
-    desk.put("a", priority=5000)  # stored clamped
-    assert (topic.effective_priority(desk.now.ms), topic.band(desk.now.ms)) == (1000, TOP_BAND)
+def test_a_read_does_not_raise_a_topic_with_a_fixed_or_disabled_priority(
+    harness: EngineHarness,
+) -> None:
+    harness.put("a", auto_priority=False)
+    topic = harness.engine.topic("a")
+    topic.touch(*harness.now)
+    assert (topic.effective_priority(harness.now.ms), topic.band(harness.now.ms)) == (0, NEW_BAND)
+    harness.put("a", priority=-7)
+    assert (topic.effective_priority(harness.now.ms), topic.band(harness.now.ms)) == (-7, 0)
+    harness.put("a", priority=5000)  # stored clamped
+    assert (topic.effective_priority(harness.now.ms), topic.band(harness.now.ms)) == (
+        1000,
+        TOP_BAND,
+    )
 
 
 def test_pending_keys_of_topics_are_independent() -> None:
@@ -40,14 +45,16 @@ def test_pending_keys_of_topics_are_independent() -> None:
 
 
 def test_a_dry_run_without_new_limits_does_not_count_expired_records(
-    desk: Desk,
+    harness: EngineHarness,
 ) -> None:
-    desk.put("a", ttl_ms=10)
-    desk.append("a", 1, 2, 3)
-    desk.commit()
-    desk.later(1000)
+    harness.put("a", ttl_ms=10)
+    harness.append("a", 1, 2, 3)
+    harness.commit()
+    harness.later(1000)
     planned = [
-        put_topic.plan(desk.engine.table, "a", decode_config(json_bytes(patch)), desk.now).dropped
+        put_topic.plan(
+            harness.engine.table, "a", decode_config(json_bytes(patch)), harness.now
+        ).dropped
         for patch in ({}, {"ttl_ms": 10}, {"ttl_ms": 9})
     ]
     assert planned == [0, 0, 3]
@@ -70,21 +77,23 @@ def test_an_idle_topic_takes_less_than_a_kilobyte() -> None:
 # Topic table: ids, epochs and names
 
 
-def test_epochs_increase_even_if_the_clock_is_set_back(desk: Desk) -> None:
+def test_epochs_increase_even_if_the_clock_is_set_back(harness: EngineHarness) -> None:
     epochs = []
     for ts in (100, 50, 50, 7):
-        desk.now = Now(ts, desk.now.ms + 1)
-        desk.put("a")
-        epochs.append(desk.engine.topic("a").epoch)
-        desk.delete("a")
+        harness.now = Now(ts, harness.now.ms + 1)
+        harness.put("a")
+        epochs.append(harness.engine.topic("a").epoch)
+        harness.delete("a")
     assert epochs == sorted(set(epochs))
     assert epochs[0] == 100
 
 
-def test_names_are_sorted_and_limited_to_prefix_cursor_and_allowlist(desk: Desk) -> None:
+def test_names_are_sorted_and_limited_to_prefix_cursor_and_allowlist(
+    harness: EngineHarness,
+) -> None:
     for name in ("b", "a", "a.2", "a.1", "c"):
-        desk.put(name)
-    names = desk.engine.names
+        harness.put(name)
+    names = harness.engine.names
     assert names("", None, None, 9) == ["a", "a.1", "a.2", "b", "c"]
     assert names("", None, None, 3) == ["a", "a.1", "a.2"]
     assert names("a", None, None, 9) == ["a", "a.1", "a.2"]
@@ -93,7 +102,7 @@ def test_names_are_sorted_and_limited_to_prefix_cursor_and_allowlist(desk: Desk)
     assert names("", None, [], 9) == []
     many = [f"m.{number}" for number in range(3 * SORTED_RATIO)]
     for name in many:
-        desk.put(name)
+        harness.put(name)
     assert names("m", None, None, 2) == sorted(many)[:2], "without sorting all of them"
 
 
@@ -135,28 +144,33 @@ def test_a_lone_band_is_always_served_and_repays_its_share_when_others_arrive() 
 # Caps and age, one rule per test; long random runs are in test_topic_machine.py
 
 
-def test_cap_bytes_is_exact_to_the_byte(desk: Desk) -> None:
-    fill(desk, 1, 1, 1)
-    size = desk.engine.topic("a").bytes // 3
+def test_cap_bytes_is_exact_to_the_byte(harness: EngineHarness) -> None:
+    fill(harness, 1, 1, 1)
+    size = harness.engine.topic("a").bytes // 3
     for cap, left in ((3 * size, 3), (3 * size - 1, 2), (size, 1), (size - 1, 0)):
-        desk.put("a", cap_bytes=cap)
-        desk.commit()
-        assert (desk.engine.topic("a").count, desk.engine.topic("a").bytes) == (left, left * size)
+        harness.put("a", cap_bytes=cap)
+        harness.commit()
+        assert (harness.engine.topic("a").count, harness.engine.topic("a").bytes) == (
+            left,
+            left * size,
+        )
 
 
-def test_skipped_seqs_take_no_capacity(desk: Desk) -> None:
-    desk.put("a", cap_records=2, discard="reject")
-    desk.commit()
-    desk.pending.append(advance(desk.engine.topic("a"), 5, desk.now))
-    assert isinstance(desk.append("a", 1, 2), Append)
+def test_skipped_seqs_take_no_capacity(harness: EngineHarness) -> None:
+    harness.put("a", cap_records=2, discard="reject")
+    harness.commit()
+    harness.pending.append(advance(harness.engine.topic("a"), 5, harness.now))
+    assert isinstance(harness.append("a", 1, 2), Append)
 
 
-def test_a_cut_writes_a_floor_frame_only_if_the_log_holds_removed_records(desk: Desk) -> None:
-    fill(desk, 1, 1, cap_records=2)
-    desk.put("a", durability="ephemeral")
-    desk.commit()
+def test_a_cut_writes_a_floor_frame_only_if_the_log_holds_removed_records(
+    harness: EngineHarness,
+) -> None:
+    fill(harness, 1, 1, cap_records=2)
+    harness.put("a", durability="ephemeral")
+    harness.commit()
     # The third cut removes only records that the log does not contain
     for told in (True, True, False):
-        desk.append("a", 1)
-        desk.commit()
-        assert (expire(desk) is not None) is told
+        harness.append("a", 1)
+        harness.commit()
+        assert (expire(harness) is not None) is told

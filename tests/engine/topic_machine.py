@@ -76,7 +76,7 @@ class TopicMachine(ShardMachine):
         topic = self.world.engine.topics.get(name)
         if topic is None:
             return None
-        if topic.is_perishable:
+        if topic.may_expire:
             self.models[topic.id].expire(self.now.ts)
             change = self.world.engine.expire(topic, self.now)
             if change is not None:

@@ -217,19 +217,19 @@ class TopicChanges(TopicMachine):
             assert change.dropped == count - len(model.live)
             assert change.dropped == planned.dropped or not is_calm
 
-        self._submit(change, {FrameKind.TOPIC: self.told(topic, config)}, commit)
+        self._submit(change, {FrameKind.TOPIC: self.config_effect(topic, config)}, commit)
 
-    def told(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
+    def config_effect(self, topic: Topic, config: TopicConfig) -> Callable[[Models], None]:
         """Return the effect of replaying a TOPIC frame that is written now."""
         model = self.models[topic.id].copy()
         head, losses = topic.next_seq - 1, model.losses_at_restart
 
         def effect(models: Models) -> None:
-            told = models.setdefault(topic.id, TopicModel(topic.name, config, topic.epoch))
-            told.losses, told.head = list(losses), max(told.head, head)
-            told.trimmed = joined([*told.trimmed, *model.trimmed])
+            replayed = models.setdefault(topic.id, TopicModel(topic.name, config, topic.epoch))
+            replayed.losses, replayed.head = list(losses), max(replayed.head, head)
+            replayed.trimmed = joined([*replayed.trimmed, *model.trimmed])
             raise_floors(topic.id, model.start, model.floors, models)
-            told.configure(config)
+            replayed.configure(config)
 
         return effect
 

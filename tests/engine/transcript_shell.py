@@ -163,7 +163,7 @@ class Shell:
 
     def expire(self, name: str) -> None:
         topic = self.world.engine.topics.get(name)
-        if topic is not None and topic.is_perishable:
+        if topic is not None and topic.may_expire:
             change = self.world.engine.expire(topic, self.now)
             if change is not None:
                 self.submit(change)

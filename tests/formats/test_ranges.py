@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.formats.ranges import SeqRange, SeqRun, joined, runs_of_seqs, seq_ranges, united
+from topics.formats.ranges import SeqRange, SeqRun, joined, runs_of_seqs, seq_ranges, union
 
 SEQS = st.sets(st.integers(1, 60))
 
@@ -26,7 +26,7 @@ def test_runs_contain_each_seq_once_and_are_not_adjacent(seqs: set[int]) -> None
 
 @given(SEQS, SEQS)
 def test_a_union_contains_the_seqs_of_both(one: set[int], other: set[int]) -> None:
-    assert united(ranges_of(one), ranges_of(other)) == ranges_of(one | other)
+    assert union(ranges_of(one), ranges_of(other)) == ranges_of(one | other)
 
 
 def test_a_range_is_joined_with_an_adjacent_last_range() -> None:

@@ -16,7 +16,9 @@ AUDITED = {route.name for route in ROUTES if route.is_audited}
 FINISHED = Finished("id-1", "", 200, False, 10, 20, 0.5, "127.0.0.1:9")
 
 
-def told(level: Level, subject: Subject, finished: Finished = FINISHED) -> list[Mapping[str, Any]]:
+def logged(
+    level: Level, subject: Subject, finished: Finished = FINISHED
+) -> list[Mapping[str, Any]]:
     lines: list[Mapping[str, Any]] = []
     log = AccessLog(level, lines.append)
     if log.includes(subject.route, finished.status):
@@ -38,15 +40,15 @@ def test_other_requests_are_audited_if_they_create_a_topic_or_their_key_is_refus
     assert [
         status
         for status in (200, 201, 400, 401, 403, 404, 429, 503)
-        if told("audit", subject, FINISHED._replace(status=status))
+        if logged("audit", subject, FINISHED._replace(status=status))
     ] == [201, 401, 403]
-    assert told("all", subject)
+    assert logged("all", subject)
 
 
 def test_a_line_contains_all_known_fields() -> None:
     [key] = Access.parse("secret").principals
     subject = Subject("PUT", BY_NAME["topic.put"], "a", "", key)
-    assert told("all", subject, FINISHED._replace(trace="t", cut=True)) == [
+    assert logged("all", subject, FINISHED._replace(trace="t", cut=True)) == [
         {
             "request_id": "id-1",
             "trace": "t",
@@ -65,12 +67,12 @@ def test_a_line_contains_all_known_fields() -> None:
 
 
 def test_the_line_of_an_unreadable_head_has_few_fields() -> None:
-    [line] = told("all", Subject(), FINISHED._replace(status=0))
+    [line] = logged("all", Subject(), FINISHED._replace(status=0))
     assert line.keys() == {"request_id", "bytes_in", "bytes_out", "ms", "peer"}
 
 
 def test_invalid_names_are_omitted_and_long_methods_truncated() -> None:
     subject = Subject("B" * 99, BY_NAME["topic.get"], "a b?token=x", "../r")
-    [line] = told("all", subject)
+    [line] = logged("all", subject)
     assert line["method"] == "B" * 32
     assert not {"topic", "router"} & line.keys()

@@ -58,6 +58,6 @@ async def test_a_request_received_before_the_drain_is_answered() -> None:
         run.server.guard.drain.begin()
         run.server.connections.drain()
         assert run.server.connections.draining_count == 1
-        scene.turn()
+        scene.poll()
         assert scene.client.recv(4096).startswith(b"HTTP/1.1 503 ")
         assert scene.is_over

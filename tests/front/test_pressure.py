@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.front import HANDSHAKE, RECORD, running
-from tests.support.live_desk import refuse_next
+from tests.support.live_harness import refuse_next
 from topics.engine.priority import BANDS
 from topics.front.pressure import pressure
 

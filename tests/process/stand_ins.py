@@ -26,7 +26,7 @@ import structlog
 
 from topics.actors.link.board import FrontState, ShardState
 from topics.actors.link.process_id import FRONT, shard_id
-from topics.cli import block_hang_ups
+from topics.cli import block_sighup
 from topics.config import Settings
 from topics.process import boot, health, logs
 from topics.process.children import wait_for_signal
@@ -151,7 +151,7 @@ if __name__ == "__main__":
     health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
     health.FIRST_HEARTBEAT_S = float(os.environ.get("FIRST_SIGN_S", "15"))
     health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
-    block_hang_ups()
+    block_sighup()
     start = boot.read(os.environ)
     logs.configure("supervisor", start.settings.log_level)
     notifier = Notifier.from_environment(os.environ, os.getpid())

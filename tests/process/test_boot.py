@@ -130,11 +130,11 @@ def test_no_plaintext_key_remains_in_the_memory_of_the_process_or_its_children()
 
 HANG_UPS = """
 import os, signal, sys
-from topics.cli import block_hang_ups
+from topics.cli import block_sighup
 
 if sys.argv[1] == "ignored":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-block_hang_ups()
+block_sighup()
 os.kill(os.getpid(), signal.SIGHUP)
 print(signal.SIGHUP in signal.sigpending())
 """

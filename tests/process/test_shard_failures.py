@@ -73,7 +73,7 @@ def test_calls_of_a_stopped_shard_end_soon_and_it_serves_again_when_continued(
         stream = streams.enter_context(
             Stream(server.address, session(api, TOPICS.values())["stream_url"])
         )
-        assert sorted(stream.told(TOPICS.values()).data()) == [1, 1]
+        assert sorted(stream.read_until_caught_up(TOPICS.values()).data()) == [1, 1]
         stopped = server.roles()["shard 0"]
         os.kill(stopped, signal.SIGSTOP)
         began = time.monotonic()

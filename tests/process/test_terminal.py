@@ -28,7 +28,7 @@ LISTENING: dict[str, Any] = {
 }
 
 
-def told(sentences: LineRenderer, **event: Any) -> str:
+def rendered(sentences: LineRenderer, **event: Any) -> str:
     """Return the line without its time."""
     event = {"process": "supervisor", **event}
     line = sentences({"pid": 7, "level": "info", "time": "T", **event})
@@ -68,7 +68,7 @@ def plain() -> LineRenderer:
 def test_an_event_is_shown_as_a_sentence(
     plain: LineRenderer, event: dict[str, Any], line: str
 ) -> None:
-    assert told(plain, **event) == f"info     {line}"
+    assert rendered(plain, **event) == f"info     {line}"
 
 
 @pytest.mark.parametrize(
@@ -83,22 +83,22 @@ def test_routine_events_are_omitted_at_a_terminal(
     plain: LineRenderer, event: dict[str, Any]
 ) -> None:
     with pytest.raises(structlog.DropEvent):
-        told(plain, **event)
+        rendered(plain, **event)
 
 
 def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: LineRenderer) -> None:
-    line = told(plain, **LISTENING, data_dir=str(Path.cwd() / "data"))
+    line = rendered(plain, **LISTENING, data_dir=str(Path.cwd() / "data"))
     assert line == "info     starting  http://h:1  2 shards, no keys"
-    ready = told(plain, event="ready", topics=1, damaged=[])
+    ready = rendered(plain, event="ready", topics=1, damaged=[])
     assert ready == "info     ready  http://h:1  data data (1 topic)"
     keys = {"auth": "keys", "keys": 3, "data_dir": "/else"}
-    assert told(plain, **{**LISTENING, **keys}).endswith("2 shards, 3 keys")
-    ready = told(plain, event="ready", topics=0, damaged=[1])
+    assert rendered(plain, **{**LISTENING, **keys}).endswith("2 shards, 3 keys")
+    ready = rendered(plain, event="ready", topics=0, damaged=[1])
     assert ready.endswith("data /else (0 topics), shard 1 is damaged")
 
 
 def test_ctrl_c_shows_the_effect_of_the_next_one(plain: LineRenderer) -> None:
-    said = [told(plain, event="signal received", signal="SIGINT") for _ in range(2)]
+    said = [rendered(plain, event="signal received", signal="SIGINT") for _ in range(2)]
     assert said == [
         "info     Ctrl-C: the server stops; press it again to kill the server",
         "info     Ctrl-C again: the server is killed",

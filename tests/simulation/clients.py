@@ -9,7 +9,7 @@ artificial `Said` named ``end``, whose data names the side that ended it:
     left    the client; recorded before the server can detect it
     lost    the server or the network
 
-Time is trio's and randomness is only the ``dice``, so a seed repeats every byte under a virtual
+Time is trio's and randomness is only the ``rng``, so a seed repeats every byte under a virtual
 clock.
 """
 
@@ -55,7 +55,7 @@ class Wire:
         self.is_reusable = True  # another request may follow a response that was read completely
         self.used_at = trio.current_time()
 
-    async def send(self, call: Call, accept: str, dice: random.Random, slow: float) -> None:
+    async def send(self, call: Call, accept: str, rng: random.Random, slow: float) -> None:
         """Send a request. ``slow`` is the share of requests that are sent in two fragments."""
         content = b"" if call.body is None else msgspec.json.encode(call.body)
         headers = {"Host": "localhost", "Accept": accept} | call.headers
@@ -63,12 +63,12 @@ class Wire:
             headers |= {"Content-Type": JSON, "Content-Length": f"{len(content)}"}
         fields = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
         data = f"{call.method} {call.path} HTTP/1.1{fields}\r\n\r\n".encode() + content
-        at = dice.randrange(1, len(data)) if dice.random() < slow else len(data)
+        at = rng.randrange(1, len(data)) if rng.random() < slow else len(data)
         # the server may respond before it has read the complete request
         with suppress(trio.BrokenResourceError):
             await self._stream.send_all(data[:at])
             if at < len(data):
-                await trio.sleep(dice.choice(PAUSES_S))
+                await trio.sleep(rng.choice(PAUSES_S))
                 await self._stream.send_all(data[at:])
 
     async def head(self) -> tuple[int, str]:
@@ -168,10 +168,10 @@ class Client:
         name: str,
         connect: Connect,
         history: History,
-        dice: random.Random,
+        rng: random.Random,
         token: Token | None = None,
     ) -> None:
-        self.name, self.dice, self._connect, self._history = name, dice, connect, history
+        self.name, self.rng, self._connect, self._history = name, rng, connect, history
         self._token = token
         self._wire: Wire | None = None
         self.haste = self.slow = 0.0
@@ -182,13 +182,13 @@ class Client:
         wire = await self._connected()
         call = self._asked(method, path, body, headers)
         status, answer, is_whole = None, None, False
-        is_hasty = self.dice.random() < self.haste
+        is_hasty = self.rng.random() < self.haste
         try:
             with (
-                trio.move_on_after(self.dice.choice(HASTE_S) if is_hasty else LIMIT_S),
+                trio.move_on_after(self.rng.choice(HASTE_S) if is_hasty else LIMIT_S),
                 suppress(*BROKEN),
             ):
-                await wire.send(call, JSON, self.dice, self.slow)
+                await wire.send(call, JSON, self.rng, self.slow)
                 told, media = await wire.head()
                 status, answer = told, await wire.value(media)
                 is_whole = wire.is_reusable
@@ -206,7 +206,7 @@ class Client:
         while (call := await self.call(method, path, body, **headers)).status in AGAIN:
             if trio.current_time() > self.until:
                 break
-            await trio.sleep(next(pauses) * self.dice.uniform(0.5, 1.0))
+            await trio.sleep(next(pauses) * self.rng.uniform(0.5, 1.0))
         return call
 
     @asynccontextmanager
@@ -219,7 +219,7 @@ class Client:
         events, status, answer = Events(call, self._history), None, None
         try:
             with trio.move_on_after(LIMIT_S), suppress(*BROKEN):
-                await wire.send(call, EVENTS, self.dice, self.slow)
+                await wire.send(call, EVENTS, self.rng, self.slow)
                 told, media = await wire.head()
                 if told == 200 and media == EVENTS:
                     events.wire = wire
@@ -253,5 +253,5 @@ class Client:
         while True:
             with suppress(*BROKEN):
                 return Wire(await self._connect())
-            await trio.sleep(pause_s * self.dice.uniform(0.5, 1.0))
+            await trio.sleep(pause_s * self.rng.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, most_s)

@@ -79,8 +79,8 @@ class _Opened(NamedTuple):
 class Disk:
     """The folder ``root``, an absolute path. Its initial content is durable."""
 
-    def __init__(self, root: Path, dice: random.Random) -> None:
-        self.root, self.model = root, Durable(dice)
+    def __init__(self, root: Path, rng: random.Random) -> None:
+        self.root, self.model = root, Durable(rng)
         self.owner: Callable[[], Owner | None] = lambda: None
         # Called before each operation: the process, the operation, the path below the root, bytes.
         self.hook: Callable[[Owner | None, str, str, int], Verdict] = lambda *_: GO_ON

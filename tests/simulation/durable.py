@@ -95,8 +95,8 @@ class _Renaming(NamedTuple):
 class Durable:
     """The model. ``tree``: the modelled folder. ``count``: the number of recorded operations."""
 
-    def __init__(self, dice: random.Random) -> None:
-        self.dice, self.names_model = dice, dice.choice(NAMES)
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.names_model = rng, rng.choice(NAMES)
         self.tree, self.count = Folder("", 0), 0
         self._dirty: dict[File, None] = {}  # files with pending operations
         self._renamings: list[_Renaming] = []
@@ -161,14 +161,14 @@ class Durable:
         """Let a sync fail. Lengths remain pending for the journal. Each sector keeps some of its
         first writes as pending. The other writes are lost.
         """
-        left, lost, share = list[Op](), set[int](), self.dice.choice((0.1, 0.5, 1.0))
+        left, lost, share = list[Op](), set[int](), self.rng.choice((0.1, 0.5, 1.0))
         for op in file.pending:
             number, offset, data = op
             if number > mark or data is None:
                 left.append(op)
                 continue
             for at, piece in _sectors(offset, data):
-                if self.dice.random() < share:
+                if self.rng.random() < share:
                     lost.add(at // SECTOR)
                 if at // SECTOR not in lost:
                     left.append((number, at, piece))
@@ -186,7 +186,7 @@ class Durable:
         """Make the surviving pending operations durable, and discard the others. Return how they
         were chosen.
         """
-        policy = self.dice.choice(POLICIES)
+        policy = self.rng.choice(POLICIES)
         keeps_of, kept_to = self._drawn(policy)
         for file in self._dirty:
             file.durable, file.pending = (
@@ -209,19 +209,19 @@ class Durable:
         writes = {op[0]: op for file in self._dirty for op in file.pending if op[2]}
         numbers = [op[0] for file in self._dirty for op in file.pending]
         moments = [*sorted(numbers + [each.number for each in self._renamings]), _NEVER]
-        some = self.dice.choice(moments)
+        some = self.rng.choice(moments)
         if policy in {"zeros", "subset"}:
             keeps_of = self._some if policy == "subset" else lambda: _nothing
             one_journal = self.names_model == "ext4"
-            return keeps_of, lambda: some if one_journal else self.dice.choice(moments)
+            return keeps_of, lambda: some if one_journal else self.rng.choice(moments)
         if policy == "prefix":
-            cut, kept = some, some + self.dice.randint(0, 1)
+            cut, kept = some, some + self.rng.randint(0, 1)
         elif policy == "torn":
             cut, kept = max(writes, default=_NEVER), _NEVER
         else:
             cut = kept = _NEVER if policy == "keep" else 0
         _, offset, data = writes.get(cut, (0, 0, b""))
-        tear = self.dice.randint(offset // SECTOR, (offset + len(data or b"")) // SECTOR)
+        tear = self.rng.randint(offset // SECTOR, (offset + len(data or b"")) // SECTOR)
 
         def keeps(number: int, sector: int) -> bool:
             return number < cut or (number == cut and sector < tear)
@@ -230,8 +230,8 @@ class Durable:
 
     def _some(self) -> Keeps:
         """Let each write of a sector have a chance to be the last one."""
-        share = self.dice.choice((0.1, 0.5, 0.9))
-        return lambda *_: self.dice.random() < share
+        share = self.rng.choice((0.1, 0.5, 0.9))
+        return lambda *_: self.rng.random() < share
 
 
 def _apply(held: bytearray, op: Op) -> None:

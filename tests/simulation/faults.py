@@ -1,5 +1,5 @@
-"""Faults of a world's machine, drawn from its dice: crashes, power losses, clock jumps, disk
-faults.
+"""Faults of a world's machine, drawn from its random generator: crashes, power losses, clock
+jumps, disk faults.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ class Faults:
     """The faults of one world. Each run has only some kinds, at its own rate."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._dice = world, world.dice
-        share = self._dice.choice((0.15, 0.4, 0.8))
-        some = {kind for kind in dict.fromkeys(KINDS) if self._dice.random() < share}
-        some -= {"power", "power at work"} if self._dice.random() < 0.4 else set()
+        self._world, self._rng = world, world.rng
+        share = self._rng.choice((0.15, 0.4, 0.8))
+        some = {kind for kind in dict.fromkeys(KINDS) if self._rng.random() < share}
+        some -= {"power", "power at work"} if self._rng.random() < 0.4 else set()
         self._kinds = [kind for kind in KINDS if kind in some]
-        self._mean_s = self._dice.choice((60.0, 150.0, 400.0, 1200.0))
+        self._mean_s = self._rng.choice((60.0, 150.0, 400.0, 1200.0))
         self._faults: dict[str, Fault] = {}
         self._is_rotating = False
         self._operations, self._is_at_work = 0, trio.Event()
-        self.is_calm = self._dice.random() < 0.1
+        self.is_calm = self._rng.random() < 0.1
         self._world.disk.hook = self._before
 
     async def run(self) -> None:
         """Cause faults sequentially until cancelled."""
         while not self.is_calm and self._kinds:
-            await trio.sleep(self._dice.expovariate(1 / self._mean_s))
+            await trio.sleep(self._rng.expovariate(1 / self._mean_s))
             with trio.CancelScope(shield=True):  # restart the stopped processes even when cancelled
-                await self._apply(self._dice.choice(self._kinds))
+                await self._apply(self._rng.choice(self._kinds))
 
     async def mend(self) -> None:
         """Stop all faults, and wait until the server is ready. A shard with a broken log must be
@@ -69,16 +69,16 @@ class Faults:
         world.history.happened("mended", "everything")
         await trio.sleep(UP_MAX_S)
         await world.ready()
-        end = self._dice.choice(("", "stop", "kill everything", "power"))
+        end = self._rng.choice(("", "stop", "kill everything", "power"))
         if not end and not world.is_well:
             end = "stop"
         if end:
             await self._apply(end)
 
     async def _apply(self, kind: str) -> None:
-        world, dice = self._world, self._dice
-        process = dice.choice([*world.processes.values()] or [None])
-        until = trio.current_time() + dice.choice((1.0, 10.0, 60.0))
+        world, rng = self._world, self._rng
+        process = rng.choice([*world.processes.values()] or [None])
+        until = trio.current_time() + rng.choice((1.0, 10.0, 60.0))
         if kind in ("kill everything", "power", "stop"):
             await self._restart(kind)
         elif kind == "damage":
@@ -96,15 +96,15 @@ class Faults:
         elif kind == "kill front" and "front 0" in world.processes:
             world.kill(world.processes["front 0"])
         elif kind == "dies" and process.name.startswith("shard"):
-            process.dies_in = 1 + int(dice.random() ** 3 * 300)
+            process.dies_in = 1 + int(rng.random() ** 3 * 300)
         elif kind == "clock":
-            seconds = dice.choice((-3600.0, -30.0, -0.5, 0.5, 30.0, 3600.0)) * dice.random()
+            seconds = rng.choice((-3600.0, -30.0, -0.5, 0.5, 30.0, 3600.0)) * rng.random()
             world.time.wall_ahead_s += seconds
             world.history.happened("clock", value=seconds)
         elif kind == "late":
-            world.late = dice.choice((0.0, 0.0, 0.01, 0.1))
+            world.late = rng.choice((0.0, 0.0, 0.01, 0.1))
         elif kind == "full":
-            world.disk.room = dice.choice((0, 1 << 16, 1 << 20))
+            world.disk.room = rng.choice((0, 1 << 16, 1 << 20))
             world.history.happened("fault", "everything", kind)
             world.nursery.start_soon(self._empty, until)
         elif process.name.startswith("shard"):
@@ -118,7 +118,7 @@ class Faults:
             return
         self._is_rotating, new = True, f"key{len(world.removed_keys) + 1}"
         world.set_keys(*world.keys, new)
-        await trio.sleep(KEY_S * (1 + self._dice.random()))
+        await trio.sleep(KEY_S * (1 + self._rng.random()))
         world.set_keys(new)
         await trio.sleep(KEY_S)
         self._is_rotating = False
@@ -132,7 +132,7 @@ class Faults:
         else:
             await world.kill_everything()
         self._faults.clear()
-        await trio.sleep(self._dice.choice((0.0, 1.0, 100.0)))
+        await trio.sleep(self._rng.choice((0.0, 1.0, 100.0)))
         await self._start()
 
     async def _start(self) -> None:
@@ -144,18 +144,18 @@ class Faults:
         """Lose power during some disk operation or shortly after it. Usually no operation is in
         progress.
         """
-        self._operations, self._is_at_work = 1 + int(self._dice.random() ** 3 * 300), trio.Event()
+        self._operations, self._is_at_work = 1 + int(self._rng.random() ** 3 * 300), trio.Event()
         with trio.move_on_after(UP_MAX_S):
             await self._is_at_work.wait()
-            await trio.sleep(OPERATION_S * self._dice.expovariate(1.0))
+            await trio.sleep(OPERATION_S * self._rng.expovariate(1.0))
         await self._restart("power")
 
     async def _damage(self) -> None:
         """Damage files of a shard while all processes are stopped. A refused start must not change
         anything; then the files are restored. Damage that no start detects is also undone.
         """
-        world, dice, part = self._world, self._dice, f"/{self._dice.randrange(SHARDS):02d}/"
-        await (world.stop() if dice.random() < 0.5 else world.kill_everything())
+        world, rng, part = self._world, self._rng, f"/{self._rng.randrange(SHARDS):02d}/"
+        await (world.stop() if rng.random() < 0.5 else world.kill_everything())
         self._faults.clear()
         world.disk.room = None
         whole = world.disk.image(part)
@@ -163,9 +163,9 @@ class Faults:
         shard = int(part.strip("/"))
         if await world.is_refused(shard):
             world.history.happened("hurt", f"shard {shard}", how)
-            if dice.random() < 0.5:  # the other shards serve in the meantime
+            if rng.random() < 0.5:  # the other shards serve in the meantime
                 await self._start()
-                await trio.sleep(dice.choice((0.0, 1.0, 100.0)))
+                await trio.sleep(rng.choice((0.0, 1.0, 100.0)))
                 await world.stop()
             if world.disk.image(part) != hurt:
                 world.broken.append(f"a refused start of shard {shard} has changed files: {how}")
@@ -177,18 +177,18 @@ class Faults:
         restored backup would be. The other directory never changes. Later all processes stop, and
         the server's own directory is restored.
         """
-        world, dice = self._world, self._dice
+        world, rng = self._world, self._rng
         data, elsewhere = world.root / "data", world.root / "elsewhere"
         world.disk.room = None
         world.history.happened("fault", "everything", "moved")
         data.rename(elsewhere)
         image = world.disk.put_copy("elsewhere", "data")
-        await trio.sleep(dice.choice((0.0, 0.0, 1.0, 100.0)))
-        if dice.random() < 0.3:
+        await trio.sleep(rng.choice((0.0, 0.0, 1.0, 100.0)))
+        if rng.random() < 0.3:
             for name in [*world.processes]:
                 world.kill(world.processes[name])
-            await trio.sleep(dice.choice((1.0, 100.0)))
-        await (world.stop() if dice.random() < 0.7 else world.kill_everything())
+            await trio.sleep(rng.choice((1.0, 100.0)))
+        await (world.stop() if rng.random() < 0.7 else world.kill_everything())
         self._faults.clear()
         if world.disk.image("data/") != image:
             world.broken.append("a server has changed a directory that took the place of its own")
@@ -202,12 +202,12 @@ class Faults:
         """Flip bits of some files, truncate them, or make a page unreadable. Return what was
         done.
         """
-        world, dice, told = self._world, self._dice, list[str]()
+        world, rng, told = self._world, self._rng, list[str]()
         checkpoints = [path for path in files if path.endswith(".ckpt")]
-        some = dice.choices([*files], k=dice.choice((1, 1, 2, 3)))
-        for path in dict.fromkeys(some + checkpoints * (dice.random() < 0.4)):
+        some = rng.choices([*files], k=rng.choice((1, 1, 2, 3)))
+        for path in dict.fromkeys(some + checkpoints * (rng.random() < 0.4)):
             used = len(files[path].rstrip(b"\0"))
-            kind, at = dice.choice(("flip", "flip", "cut", "unreadable")), dice.randrange(used or 1)
+            kind, at = rng.choice(("flip", "flip", "cut", "unreadable")), rng.randrange(used or 1)
             told.append(f"{kind} {path} at {at}")
             if kind == "unreadable":
                 world.disk.spoil(world.root / path, at, 1)
@@ -217,7 +217,7 @@ class Faults:
                     file.truncate(at)
                 elif used:
                     file.seek(at)
-                    file.write(bytes([files[path][at] ^ 1 << dice.randrange(8)]))
+                    file.write(bytes([files[path][at] ^ 1 << rng.randrange(8)]))
         return ", ".join(told)
 
     async def _empty(self, until: float) -> None:
@@ -229,14 +229,14 @@ class Faults:
         """Choose the outcome of a disk operation."""
         if not isinstance(owner, Process):
             return GO_ON
-        world, dice = self._world, self._dice
+        world, rng = self._world, self._rng
         self._operations -= 1
         if not self._operations:
             self._is_at_work.set()
         if owner.dies_in:
             owner.dies_in -= 1
             if not owner.dies_in:
-                torn = dice.randrange(length + 1) if length else None
+                torn = rng.randrange(length + 1) if length else None
                 world.kill(owner)
                 return Verdict(torn=torn)
         fault = self._faults.get(owner.name)
@@ -244,10 +244,10 @@ class Faults:
             del self._faults[owner.name]
             world.history.happened("mended", owner.name)
             fault = None
-        pause_s = OPERATION_S * dice.expovariate(1.0)
+        pause_s = OPERATION_S * rng.expovariate(1.0)
         if fault is not None:
             if fault.kind == "slow":
-                pause_s *= 1000 * dice.random()
+                pause_s *= 1000 * rng.random()
             elif fault.kind == "hang":
                 pause_s = max(pause_s, fault.until - trio.current_time())
             elif (fault.kind == "failing sync" and operation in SYNCS) or (
@@ -261,5 +261,5 @@ class Faults:
 
     async def _replace(self, process: Process) -> None:
         """Act as an operator that finds a broken log, and kill the process."""
-        await trio.sleep(self._dice.expovariate(1 / 30))
+        await trio.sleep(self._rng.expovariate(1 / 30))
         self._world.kill(process)

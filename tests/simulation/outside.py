@@ -83,13 +83,13 @@ def install(seed: int) -> Time:
     names["gmtime"] = lambda at=None: real_gmtime(_Now.time.wall() if at is None else at)
     for name, function in names.items():
         setattr(time, name, function)
-    dice = random.Random(f"chance {seed}")
+    rng = random.Random(f"chance {seed}")
     replaced: list[tuple[Any, str, Any]] = [
         (os, "getpid", lambda: 1000),
-        (os, "urandom", dice.randbytes),
-        (secrets, "token_bytes", dice.randbytes),
-        (secrets, "token_hex", lambda length: dice.randbytes(length).hex()),
-        (secrets, "randbits", dice.getrandbits),
+        (os, "urandom", rng.randbytes),
+        (secrets, "token_bytes", rng.randbytes),
+        (secrets, "token_hex", lambda length: rng.randbytes(length).hex()),
+        (secrets, "randbits", rng.getrandbits),
         (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
     ]
     for owner, name, function in replaced:

@@ -70,7 +70,7 @@ def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Res
             if not happened & {"hurt", "damaged"}:
                 world.broken += damage(root / "data", SHARDS)
         except BaseException as error:
-            world.broken.append(f"the world has ended: {told(error)}")
+            world.broken.append(f"the world has ended: {text_of(error)}")
         finally:
             world.key_file.path.unlink(missing_ok=True)
     world.history.entries.sort(key=lambda one: one.began if isinstance(one, Call) else one.number)
@@ -85,13 +85,13 @@ def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Res
 
 
 async def _live(world: World, span_s: float, cut_s: float | None) -> None:
-    has_keys = world.dice.random() < KEYED
+    has_keys = world.rng.random() < KEYED
     if has_keys:
         world.set_keys("key0")
     world.start()
     await world.ready()
     fates = Faults(world)
-    calls = world.dice.choice(CALLS)
+    calls = world.rng.choice(CALLS)
     work = Work(
         *(world.seed, world.connect, world.history, SHARDS),
         span_s=span_s,
@@ -120,7 +120,7 @@ async def _restore(world: World, work: Work) -> None:
         try:
             world.history.entries += await run_sync(readings, call, data, folder, SHARDS)
         except Exception as error:
-            world.broken.append(f"the backup of {call.at} s cannot be restored: {told(error)}")
+            world.broken.append(f"the backup of {call.at} s cannot be restored: {text_of(error)}")
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def _log_to(world: World, lines: list[dict[str, Any]]) -> None:
     structlog.configure(processors=[structlog.processors.format_exc_info, note])
 
 
-def told(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Format an exception for people."""
     import traceback
 

@@ -232,11 +232,11 @@ def test_the_folder_contains_the_durable_state_after_a_power_loss(tmp_path: Path
     """After any operations and a power loss, the files are those of the model and remain usable."""
     left = []
     for seed in range(12):
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         with disk_at(tmp_path / str(seed), seed, NAMES[seed % 2]) as disk:
             for _ in range(3):
                 for _ in range(20):
-                    do_anything(disk, dice)
+                    do_anything(disk, rng)
                 disk.lose_power()
                 files = {
                     path: bytes(node.durable)
@@ -253,11 +253,11 @@ def test_the_folder_contains_the_durable_state_after_a_power_loss(tmp_path: Path
     assert max(left) > 3
 
 
-def do_anything(disk: Disk, dice: random.Random) -> None:
-    folder = disk.root / dice.choice("xy")
-    path, other = folder / dice.choice("abc"), folder / dice.choice("abc")
+def do_anything(disk: Disk, rng: random.Random) -> None:
+    folder = disk.root / rng.choice("xy")
+    path, other = folder / rng.choice("abc"), folder / rng.choice("abc")
     with contextlib.suppress(FileNotFoundError, FileExistsError):
-        match dice.randrange(8):
+        match rng.randrange(8):
             case 0:
                 folder.mkdir()
             case 1:
@@ -267,25 +267,25 @@ def do_anything(disk: Disk, dice: random.Random) -> None:
             case 3:
                 other.hardlink_to(path)
             case 4:
-                sync_directory(dice.choice((folder, disk.root)))
+                sync_directory(rng.choice((folder, disk.root)))
             case 5:
-                path.write_bytes(dice.randbytes(dice.randrange(2000)))
+                path.write_bytes(rng.randbytes(rng.randrange(2000)))
             case 6:
-                write(path, dice.randbytes(dice.randrange(2000)), dice.randrange(2000))
+                write(path, rng.randbytes(rng.randrange(2000)), rng.randrange(2000))
             case _:
                 with opened(path) as fd:
-                    os.ftruncate(fd, dice.randrange(2000))
-                    dice.choice((os.fsync, os.fdatasync))(fd)
+                    os.ftruncate(fd, rng.randrange(2000))
+                    rng.choice((os.fsync, os.fdatasync))(fd)
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     digests = []
     for _ in range(2):
         shutil.rmtree(tmp_path / "data", ignore_errors=True)
-        dice = random.Random(5)
+        rng = random.Random(5)
         with disk_at(tmp_path / "data", 5) as disk:
             for _ in range(100):
-                do_anything(disk, dice)
+                do_anything(disk, rng)
             digests.append([disk.digest(), disk.lose_power(), disk.digest()])
     assert digests[0] == digests[1]
     assert digests[0][0] != digests[0][2]

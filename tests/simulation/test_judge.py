@@ -916,10 +916,10 @@ def test_the_judge_reports_exactly_the_broken_promise(
 
 
 def test_calls_without_responses_and_overlapping_calls_are_not_reported() -> None:
-    story, dice = Story(), random.Random(1)
+    story, rng = Story(), random.Random(1)
     story.make(durability="disk", cap_records=3)
     for n in range(1, 40):
-        story.append(n, 0, status=dice.choice((None, 503)))
+        story.append(n, 0, status=rng.choice((None, 503)))
     story.call(f"topics/{T}/delete", {"before_seq": 1000}, None, None)
     story.call(f"topics/{T}", None, None, None, "DELETE")
     story.put(T, 1, 7)

@@ -111,9 +111,9 @@ class Thread(Generic[T]):
                 await wait.event.wait()
             # otherwise `wait_until` has resumed it early, and it waits for something else
             if wait is self._wait:
-                self.go_on()
+                self.resume()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Run until it blocks again or ends."""
         if self.result is not None:
             return
@@ -193,7 +193,7 @@ def wait_until(is_there: Callable[[], bool], signal: Signal, timeout: float | No
         process = current()
         assert process is not None, "only a process waits for threads"
         for thread in [*process.threads]:
-            thread.go_on()
+            thread.resume()
         hurries += 1
         assert hurries < HURRIES_MAX, f"{process.name} waits forever for one of its threads"
     return True

@@ -3,7 +3,7 @@
 The seed draws the kinds of clients, the features that they use (swarm testing: runs differ in
 kind), the topics, and the rhythm: bursts in which many clients act within the same milliseconds,
 and pauses of minutes in which ages, leases, delays and windows expire. Each client has its own
-dice. All times below are those of a run of one hour; a shorter run scales them down.
+rng. All times below are those of a run of one hour; a shorter run scales them down.
 
 The topics have names in all shards: logs that clients append to, queues, dead-letter topics that
 queues of several shards share, and dests that routers create. Every record's ``data`` is ``{"by":
@@ -106,20 +106,20 @@ class Work:
         self.asked = 0  # number of calls
         self.heads: dict[str, int] = {}  # as last reported
         self.backups: list[tuple[Call, bytes]] = []  # complete tars, and the calls for them
-        dice = self.dice("work")
-        is_gentle = dice.random() < 0.4
-        self.has = {name: dice.random() < 0.5 for name in FEATURES}
+        rng = self.rng("work")
+        is_gentle = rng.random() < 0.4
+        self.has = {name: rng.random() < 0.5 for name in FEATURES}
         self.has |= dict.fromkeys(ADVERSE, False) if is_gentle else {}
-        self.topics = self._topics(dice)
+        self.topics = self._topics(rng)
         self.dests = [
             Topic(named(f"copy{n}", n % shards, shards), "dest") for n in range(max(4, shards + 1))
         ]
-        self.bursts = self._bursts(dice)
+        self.bursts = self._bursts(rng)
         drawn = [
             (kind, share)
             for kind, least, most, share in KINDS
             if not (is_gentle and kind in (Deleter, Configurer, Recreator))
-            for _ in range(dice.randint(max(least, 1), most) * (least > 0 or dice.random() < 0.6))
+            for _ in range(rng.randint(max(least, 1), most) * (least > 0 or rng.random() < 0.6))
         ]
         self.is_routed = RouterMaker in dict(drawn)
         turns = calls / CALLS_A_TURN / sum(share for _, share in drawn)
@@ -130,13 +130,13 @@ class Work:
         if takes_backups:
             self.actors.append(BackupClient(self, "backuptaker", BACKUP_TURNS))
 
-    def dice(self, name: str) -> random.Random:
-        """Return the dice of the client with that name."""
+    def rng(self, name: str) -> random.Random:
+        """Return the random generator of the client with that name."""
         return random.Random(f"{self.seed}/{name}")
 
-    def client(self, name: str, dice: random.Random) -> Client:
+    def client(self, name: str, rng: random.Random) -> Client:
         """Return a connection of the client with that name."""
-        return Client(name, self.connect, self.history, dice, self.token)
+        return Client(name, self.connect, self.history, rng, self.token)
 
     async def run(self) -> None:
         """Run all clients for ``span_s``."""
@@ -146,7 +146,7 @@ class Work:
                 # concurrently: the topics may get one epoch
                 async with trio.open_nursery() as nursery:
                     for number, topic in enumerate(self.topics[first : first + self.shards], first):
-                        setup = self.client(f"{SETUP}{number}", self.dice(SETUP))
+                        setup = self.client(f"{SETUP}{number}", self.rng(SETUP))
                         nursery.start_soon(setup.surely, "PUT", topic.path, topic.config)
             async with trio.open_nursery() as nursery:
                 for actor in self.actors:
@@ -158,77 +158,77 @@ class Work:
         unavailable server and for routers that lag.
         """
         known = [topic.name for topic in self.topics + self.dests]
-        await read_everything(self.client(FINAL, self.dice(FINAL)), known, limit_s)
+        await read_everything(self.client(FINAL, self.rng(FINAL)), known, limit_s)
 
-    def ms(self, dice: random.Random, *choices: int) -> int:
+    def ms(self, rng: random.Random, *choices: int) -> int:
         """Draw one of these times and scale it to the length of the run."""
-        drawn = dice.choice(choices)
+        drawn = rng.choice(choices)
         return max(min(drawn, SHORT_MS), int(drawn * min(1.0, self.span_s / HOUR_S)))
 
-    def _topics(self, dice: random.Random) -> list[Topic]:
-        first, shards = dice.randrange(len(CLASSES)), self.shards
-        roles = ["log"] * dice.randint(4, 6) + ["dead"] * 2 + ["queue"] * dice.randint(2, 4)
+    def _topics(self, rng: random.Random) -> list[Topic]:
+        first, shards = rng.randrange(len(CLASSES)), self.shards
+        roles = ["log"] * rng.randint(4, 6) + ["dead"] * 2 + ["queue"] * rng.randint(2, 4)
         topics: list[Topic] = []
         for number, role in enumerate(roles):
-            base = dice.choice((role, role[0], role[0].upper())) + dice.choice((".", ":", "-", ""))
+            base = rng.choice((role, role[0], role[0].upper())) + rng.choice((".", ":", "-", ""))
             name = named(f"{base}{number}", number % shards, shards)
             durability = CLASSES[(first + number) % len(CLASSES)]
-            topics.append(Topic(name, role, self.config(dice, role, topics, durability)))
+            topics.append(Topic(name, role, self.config(rng, role, topics, durability)))
         return topics
 
     def config(
-        self, dice: random.Random, role: str, topics: Sequence[Topic], durability: str
+        self, rng: random.Random, role: str, topics: Sequence[Topic], durability: str
     ) -> dict[str, Any]:
         """Draw the config of a new topic."""
         config: dict[str, Any] = {"durability": durability}
-        if durability == "fsync" and dice.random() < 0.3:
+        if durability == "fsync" and rng.random() < 0.3:
             config = {"durable": True}
-        if self.has["caps"] and dice.random() < 0.4:
-            caps = {"cap_records": dice.choice((1, 5, 40, 200))}, {"cap_bytes": 5000}
-            config |= dice.choice(caps)
-            if self.has["rejecting"] and dice.random() < 0.5:
+        if self.has["caps"] and rng.random() < 0.4:
+            caps = {"cap_records": rng.choice((1, 5, 40, 200))}, {"cap_bytes": 5000}
+            config |= rng.choice(caps)
+            if self.has["rejecting"] and rng.random() < 0.5:
                 config["discard"] = "reject"
-        if self.has["ages"] and dice.random() < 0.3:
-            config["ttl_ms"] = self.ms(dice, 2000, 60_000, 600_000)
-        if self.has["windows"] and dice.random() < 0.5:
-            config["idempotency_window_ms"] = self.ms(dice, 0, 5000, 600_000, 3_600_000)
+        if self.has["ages"] and rng.random() < 0.3:
+            config["ttl_ms"] = self.ms(rng, 2000, 60_000, 600_000)
+        if self.has["windows"] and rng.random() < 0.5:
+            config["idempotency_window_ms"] = self.ms(rng, 0, 5000, 600_000, 3_600_000)
         elif self.has["long windows"]:
             config["idempotency_window_ms"] = 3_600_000
-        if role != "queue" and (role != "dead" or dice.random() < 0.5):
+        if role != "queue" and (role != "dead" or rng.random() < 0.5):
             return config
-        config |= {"type": "queue", "lease_ms": self.ms(dice, 1000, 10_000, 60_000, 300_000)}
-        if self.has["firm leases"] and dice.random() < 0.5:
+        config |= {"type": "queue", "lease_ms": self.ms(rng, 1000, 10_000, 60_000, 300_000)}
+        if self.has["firm leases"] and rng.random() < 0.5:
             config["leases_durable"] = True
-        if self.has["jitter"] and dice.random() < 0.5:
-            config["claim_jitter_ms"] = dice.choice((5, 50))
-        if role == "queue" and not self.has["no dead letters"] and dice.random() < 0.8:
+        if self.has["jitter"] and rng.random() < 0.5:
+            config["claim_jitter_ms"] = rng.choice((5, 50))
+        if role == "queue" and not self.has["no dead letters"] and rng.random() < 0.8:
             dead = [topic.name for topic in topics if topic.role == "dead"]
             # one dead-letter topic for queues of all shards
             dead = dead[:1] if self.has["one grave"] else dead
             config |= {
-                "max_deliveries": dice.choice((1, 1, 2, 3)),
-                "dead_letter": dice.choice(dead),
+                "max_deliveries": rng.choice((1, 1, 2, 3)),
+                "dead_letter": rng.choice(dead),
             }
         return config
 
-    def _bursts(self, dice: random.Random) -> list[tuple[float, float, float]]:
+    def _bursts(self, rng: random.Random) -> list[tuple[float, float, float]]:
         """Yield the start of each burst, the start of the next one, and the duration of most of its
         activity, all in seconds.
         """
-        pauses = [dice.expovariate(1.0) + 0.05 for _ in range(dice.randint(6, 20))]
+        pauses = [rng.expovariate(1.0) + 0.05 for _ in range(rng.randint(6, 20))]
         ats = [self.span_s * sum(pauses[:n]) / sum(pauses) for n in range(len(pauses) + 1)]
         lengths_ms = (0, 50, 2000, 30_000)
-        return [(*ends, self.ms(dice, *lengths_ms) / 1000) for ends in pairwise(ats)]
+        return [(*ends, self.ms(rng, *lengths_ms) / 1000) for ends in pairwise(ats)]
 
 
 class Actor(Client):
-    """A simulated client. It calls ``turn`` repeatedly in every burst. ``turns`` is the approximate
+    """A simulated client. It calls ``step`` repeatedly in every burst. ``turns`` is the approximate
     number of all turns.
     """
 
     def __init__(self, work: Work, name: str, turns: float = 0.0) -> None:
-        super().__init__(name, work.connect, work.history, work.dice(name), work.token)
-        self.work, self._turns, self._is_steady = work, turns, self.dice.random() < 0.3
+        super().__init__(name, work.connect, work.history, work.rng(name), work.token)
+        self.work, self._turns, self._is_steady = work, turns, self.rng.random() < 0.3
         self.prepare()
 
     def prepare(self) -> None:
@@ -236,24 +236,24 @@ class Actor(Client):
 
     async def run(self, began: float) -> None:
         """Act during the bursts, or all the time."""
-        work, dice = self.work, self.dice
+        work, rng = self.work, self.rng
         self.haste = 0.04 if work.has["haste"] else 0.0
         self.slow = 0.1 if work.has["slow bodies"] else 0.0
         while self._is_steady and work.has["steady"]:
-            await trio.sleep(dice.expovariate(self._turns / work.span_s))
-            await self.turn()
+            await trio.sleep(rng.expovariate(self._turns / work.span_s))
+            await self.step()
         for number, (begins, ends, length_s) in enumerate(work.bursts, 1):
-            await trio.sleep_until(began + begins + dice.choice((0.0, 0.0, 0.001)))
-            turns = 1 + int(dice.expovariate(0.7) * self._turns / len(work.bursts))
+            await trio.sleep_until(began + begins + rng.choice((0.0, 0.0, 0.001)))
+            turns = 1 + int(rng.expovariate(0.7) * self._turns / len(work.bursts))
             for _ in range(turns):
-                await self.turn()
-                await trio.sleep(dice.expovariate(1.0) * length_s / turns)
+                await self.step()
+                await trio.sleep(rng.expovariate(1.0) * length_s / turns)
                 is_over = trio.current_time() >= began + ends
                 if is_over or work.asked >= work.calls * number / len(work.bursts):
                     break
         await trio.sleep_forever()
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         raise NotImplementedError
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
@@ -267,49 +267,49 @@ class Actor(Client):
     # Random choices
 
     def has(self, feature: str, share: float = 1.0) -> bool:
-        """Return whether this run has the feature and the dice select it."""
-        return self.work.has[feature] and self.dice.random() < share
+        """Return whether this run has the feature and the random generator selects it."""
+        return self.work.has[feature] and self.rng.random() < share
 
     def ms(self, *choices: int) -> int:
-        return self.work.ms(self.dice, *choices)
+        return self.work.ms(self.rng, *choices)
 
     def some(self, share: float, **choices: Sequence[Any]) -> dict[str, Any]:
         """Draw some of these fields, each with one of its values."""
-        dice = self.dice
-        return {name: dice.choice(of) for name, of in choices.items() if dice.random() < share}
+        rng = self.rng
+        return {name: rng.choice(of) for name, of in choices.items() if rng.random() < share}
 
     def topic(self, *roles: str) -> Topic:
         """Draw a created topic, of one of these roles if any are given."""
-        role = self.dice.choice(roles) if roles else None
+        role = self.rng.choice(roles) if roles else None
         found = [topic for topic in self.work.topics if role in (None, topic.role)]
-        return self.dice.choice(found)
+        return self.rng.choice(found)
 
     def queue(self) -> Topic:
         """Draw a topic that is mostly a queue, if it was not deleted."""
         found = [topic for topic in self.work.topics if topic.is_queue]
-        return self.dice.choice(found) if found and self.dice.random() < 0.97 else self.topic()
+        return self.rng.choice(found) if found and self.rng.random() < 0.97 else self.topic()
 
     def any_topic(self) -> Topic:
         """Draw any topic, including dests of routers if there are routers."""
         dests = self.work.dests if self.work.is_routed else []
-        return self.dice.choice(self.work.topics + dests)
+        return self.rng.choice(self.work.topics + dests)
 
     def near(self, topic: Topic) -> int:
         """Draw a seq from the first one to slightly above the head."""
-        return self.dice.randint(0, self.work.heads.get(topic.name, 0) + 2)
+        return self.rng.randint(0, self.work.heads.get(topic.name, 0) + 2)
 
 
 class Appender(Actor):
     """Appends, with idempotency keys or without."""
 
     def prepare(self) -> None:
-        self._twin = self.work.client(self.name, self.dice)
+        self._twin = self.work.client(self.name, self.rng)
         self._is_keyed = self.has("keys", 0.7)
         self._count = 0
         self._last: tuple[Topic, str] | None = None  # the last use of a key
         self._done: tuple[str, dict[str, Any], dict[str, str]] | None = None
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         if self._done is not None and self.has("late repeats", 0.3):
             path, body, headers = self._done
             await self.surely("POST", path, body, **headers)
@@ -317,7 +317,7 @@ class Appender(Actor):
         most = "queue" if self.has("mostly queues") else "log"
         topic = self.topic(most, most, "queue", "dead" if self.has("odd", 0.1) else "log")
         if self.has("mixed routes", 0.1):
-            topic = self.dice.choice(self.work.dests)
+            topic = self.rng.choice(self.work.dests)
         body = self._body(topic)
         path = topic.path + ("?return_seqs=false" if self.has("odd", 0.1) else "")
         if not self._is_keyed:
@@ -337,36 +337,36 @@ class Appender(Actor):
             key, self._last = self._last[1], None  # keys belong to a topic
         else:
             self._last = topic, key
-        if self.dice.random() < 0.3:
+        if self.rng.random() < 0.3:
             return {"Idempotency_Key": key}
         body["idempotency_key"] = key
         return {}
 
     def _body(self, topic: Topic) -> dict[str, Any]:
-        dice = self.dice
+        rng = self.rng
         self._count += 1
-        count = dice.choice(BATCHES) if self.has("batches") else 1
+        count = rng.choice(BATCHES) if self.has("batches") else 1
         body: dict[str, Any] = {"records": [self._record(topic, i) for i in range(count)]}
         if self.has("big", 0.04):
-            body["records"][0]["data"]["pad"] = "b" * dice.randint(*BIG_BYTES)
+            body["records"][0]["data"]["pad"] = "b" * rng.randint(*BIG_BYTES)
         if self.has("nodes"):
             body |= self.some(0.3, node=NODES)
         if self.has("odd"):
             body |= self.some(0.15, create=(True, True, False), disable_backpressure=(True, False))
-        is_told = topic.is_queue or self.dice.random() < 0.3
+        is_told = topic.is_queue or self.rng.random() < 0.3
         # the config for a topic that the append creates
         return body | ({"config": topic.config} if is_told else {})
 
     def _record(self, topic: Topic, i: int) -> dict[str, Any]:
-        dice = self.dice
-        data = {"by": self.name, "n": self._count, "i": i, "pad": "p" * dice.choice(SIZES)}
+        rng = self.rng
+        data = {"by": self.name, "n": self._count, "i": i, "pad": "p" * rng.choice(SIZES)}
         record: dict[str, Any] = {"data": data}
         if self.has("tags"):
             record |= self.some(0.7, tag=TAGS)
         if self.has("nodes"):
             record |= self.some(0.2, node=NODES)
         if self.has("meta", 0.3):
-            record["meta"] = {"trace": f"{self.name}/{self._count}", "é": dice.randint(0, 9)}
+            record["meta"] = {"trace": f"{self.name}/{self._count}", "é": rng.randint(0, 9)}
         if topic.is_queue and self.has("delays", 0.2):
             record["delay_ms"] = self.ms(0, 500, 20_000, 300_000)
         return record
@@ -377,18 +377,18 @@ class Reader(Actor):
 
     def prepare(self) -> None:
         self._at: dict[str, tuple[int, int | None]] = {}
-        self._topics = [self.any_topic() for _ in range(self.dice.randint(1, 4))]
+        self._topics = [self.any_topic() for _ in range(self.rng.randint(1, 4))]
         self._view = self.some(0.4, include_tags=[True], include_meta=[True, False])
         if self.has("nodes"):
             self._view |= self.some(0.3, node=(NODES[0], [*NODES[1:]]))
 
-    async def turn(self) -> None:
-        dice, topic = self.dice, self.dice.choice(self._topics)
+    async def step(self) -> None:
+        rng, topic = self.rng, self.rng.choice(self._topics)
         from_seq, epoch = self._at.get(topic.name, (0, None))
-        if dice.random() < 0.05:
+        if rng.random() < 0.05:
             from_seq = self.near(topic)
-        body = {"from_seq": from_seq, "limit": dice.choice((1, 3, 50, 1000)), **self._view}
-        if epoch is not None and dice.random() < 0.8:
+        body = {"from_seq": from_seq, "limit": rng.choice((1, 3, 50, 1000)), **self._view}
+        if epoch is not None and rng.random() < 0.8:
             body["epoch"] = epoch
         if self.has("waits", 0.5):
             body["wait_ms"] = self.ms(50, 2000, 30_000)
@@ -404,21 +404,21 @@ class Watcher(Actor):
     """Follows topics over a watch session, and resumes it with its cursors."""
 
     def prepare(self) -> None:
-        topics = [self.any_topic().name for _ in range(self.dice.randint(1, 5))]
+        topics = [self.any_topic().name for _ in range(self.rng.randint(1, 5))]
         self.at: dict[str, tuple[int, int | None]] = dict.fromkeys(topics, (0, None))
         self.ids: list[str] = []
         self._url = ""
-        self.options = {"heartbeat_ms": self.dice.choice((15_000, 60_000, 60_000))}
+        self.options = {"heartbeat_ms": self.rng.choice((15_000, 60_000, 60_000))}
         self.options |= self.some(0.3, include_tags=[True], limit=(1, 7), max_batch_bytes=(0, 3000))
         if self.has("nodes"):
             self.options |= self.some(0.3, node=NODES)
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         if not self._url and not await self._subscribe():
             return
         headers = {}
-        if self.ids and self.dice.random() < 0.6:
-            headers["Last_Event_ID"] = self.dice.choice([self.ids[-1], self.dice.choice(self.ids)])
+        if self.ids and self.rng.random() < 0.6:
+            headers["Last_Event_ID"] = self.rng.choice([self.ids[-1], self.rng.choice(self.ids)])
         if await self.follow(self._url, headers) != 200:
             self._url = ""
 
@@ -429,10 +429,10 @@ class Watcher(Actor):
             starts[topic] = {"from_seq": from_seq}
             if epoch is not None:
                 starts[topic]["epoch"] = epoch
-            elif self.dice.random() < 0.2:
+            elif self.rng.random() < 0.2:
                 starts[topic] = {"tail": True}
         body = {"topics": starts, **self.options, **self.some(0.3, consistency=["strong"])}
-        lenient = self.dice.choice(("", "?lenient=true", "?lenient=true"))
+        lenient = self.rng.choice(("", "?lenient=true", "?lenient=true"))
         call = await self.call("POST", f"/v0/watch{lenient}", body)
         if call.status != 200:
             return False
@@ -446,7 +446,7 @@ class Watcher(Actor):
             with trio.move_on_after(self.ms(50, 5000, 60_000, 600_000) / 1000):
                 async for event in events:
                     self.take(event.event, event.id, event.data)
-                    if self.dice.random() < 0.02:
+                    if self.rng.random() < 0.02:
                         await trio.sleep(self.ms(10, 6000) / 1000)
         return events.call.status
 
@@ -466,22 +466,22 @@ class Watcher(Actor):
 class Follower(Watcher):
     """Follows topics with one request, and resumes with the last event id."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         query: list[tuple[str, Any]] = [("topic", topic) for topic in self.at]
         query += [(name, str(value).lower()) for name, value in self.options.items()]
         headers = {}
-        if self.ids and self.dice.random() < 0.8:
+        if self.ids and self.rng.random() < 0.8:
             headers["Last_Event_ID"] = self.ids[-1]
         else:
             self.ids = []
-            query.append(self.dice.choice((("from_seq", 0), ("tail", "true"))))
+            query.append(self.rng.choice((("from_seq", 0), ("tail", "true"))))
         await self.follow(f"/v0/watch?{urlencode(query)}", headers)
 
 
 class Deleter(Actor):
     """Deletes records below a seq, by tag, or both."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.any_topic()
         body = self.some(0.6, before_seq=[self.near(topic)], match=MATCHES)
         await self.call("POST", f"{topic.path}/delete", body or {"match": "red:2"})
@@ -490,11 +490,11 @@ class Deleter(Actor):
 class Configurer(Actor):
     """Changes configs, sometimes to one that must be refused."""
 
-    async def turn(self) -> None:
-        dice, topic, work = self.dice, self.topic(), self.work
+    async def step(self) -> None:
+        rng, topic, work = self.rng, self.topic(), self.work
         kept = topic.config.get("durability", "fsync")
-        durability = dice.choice(CLASSES) if dice.random() < 0.15 else kept
-        change = work.config(dice, topic.role, work.topics, durability)
+        durability = rng.choice(CLASSES) if rng.random() < 0.15 else kept
+        change = work.config(rng, topic.role, work.topics, durability)
         change.pop("type", None)
         body = self.some(0.5, **{name: [value] for name, value in change.items()})
         body |= self.some(0.2, priority=(None, -5000, 0, 7))
@@ -510,23 +510,23 @@ class Configurer(Actor):
 class Recreator(Actor):
     """Deletes topics and recreates them, immediately or later, sometimes with another type."""
 
-    async def turn(self) -> None:
-        topics = [self.topic() for _ in range(self.dice.choice((1, 1, 3)))]
+    async def step(self) -> None:
+        topics = [self.topic() for _ in range(self.rng.choice((1, 1, 3)))]
         if self.has("mixed routes", 0.3):
-            topics.append(self.dice.choice(self.work.dests))
+            topics.append(self.rng.choice(self.work.dests))
         for topic in topics:
-            query = "?if_empty=true" if self.dice.random() < 0.2 else ""
+            query = "?if_empty=true" if self.rng.random() < 0.2 else ""
             await self.call("DELETE", topic.path + query)
         await trio.sleep(self.ms(0, 0, 1, 1000, 60_000) / 1000)
         for topic in topics:
-            if self.dice.random() < 0.3:
+            if self.rng.random() < 0.3:
                 role, durability = topic.role, topic.config.get("durability", "fsync")
                 if self.has("retyping", 0.3):
                     role = "log" if topic.is_queue else "queue"
-                config = self.work.config(self.dice, role, self.work.topics, durability)
+                config = self.work.config(self.rng, role, self.work.topics, durability)
                 own = {"dead_letter": None} if config.get("dead_letter") == topic.name else {}
                 topic.config = config | own
-            if self.dice.random() < 0.8:  # otherwise an append or a router creates it
+            if self.rng.random() < 0.8:  # otherwise an append or a router creates it
                 await self.surely("PUT", topic.path, topic.config)
 
 
@@ -542,12 +542,12 @@ class Worker(Actor):
     """Claims jobs and settles them, correctly and incorrectly."""
 
     def prepare(self) -> None:
-        self.node = "crew" if self.dice.random() < 0.2 else self.name
+        self.node = "crew" if self.rng.random() < 0.2 else self.name
         self._old: list[Held] = []  # acked or not, leased or not
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.queue()
-        body: dict[str, Any] = {"node": self.node, "max": self.dice.choice((1, 1, 2, 5, 50))}
+        body: dict[str, Any] = {"node": self.node, "max": self.rng.choice((1, 1, 2, 5, 50))}
         body |= self.some(0.6, lease_ms=[self.ms(200, 2000, 30_000, 300_000)])
         if self.has("waits", 0.4):
             body["wait_ms"] = self.ms(50, 2000, 30_000)
@@ -560,8 +560,8 @@ class Worker(Actor):
         """Decide how to settle jobs of one queue."""
         jobs = [Held(topic, job["$seq"], job["lease_id"]) for job in claimed]
         await trio.sleep(self.ms(0, 0, 10, 1000, 20_000) / 1000 if jobs else 0)
-        at = self.dice.randint(0, len(jobs))
-        fate = self.dice.choice(("ack", "ack", "ack", "mixed", "extend", "nack", "later", "later"))
+        at = self.rng.randint(0, len(jobs))
+        fate = self.rng.choice(("ack", "ack", "ack", "mixed", "extend", "nack", "later", "later"))
         fate = "nack" if self.has("bad jobs", 0.7) else fate
         if fate == "mixed":
             await self.settle("ack", jobs[:at])
@@ -575,10 +575,10 @@ class Worker(Actor):
 
     async def reread(self) -> None:
         """Settle jobs again that are finished or were kept for later."""
-        if self._old and self.dice.random() < 0.25:
-            topic = self.dice.choice(self._old).topic
+        if self._old and self.rng.random() < 0.25:
+            topic = self.rng.choice(self._old).topic
             jobs = [job for job in self._old if job.topic is topic][-5:]
-            await self.settle(self.dice.choice(("ack", "nack", "extend")), jobs)
+            await self.settle(self.rng.choice(("ack", "nack", "extend")), jobs)
 
     async def settle(self, verb: str, jobs: list[Held]) -> None:
         """Ack, nack or extend jobs of one queue, with their leases or without."""
@@ -597,9 +597,9 @@ class Worker(Actor):
 class Pushed(Worker):
     """A worker that receives jobs over an event stream."""
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.queue()
-        asked: dict[str, Any] = {"node": self.node, "max": self.dice.choice((1, 3, 20))}
+        asked: dict[str, Any] = {"node": self.node, "max": self.rng.choice((1, 3, 20))}
         asked |= self.some(0.7, lease_ms=[self.ms(500, 5000, 60_000)])
         path = f"{topic.path}/work?{urlencode(asked)}"
         self.work.asked += 1
@@ -623,15 +623,15 @@ class Redriver(Actor):
             token = work.token
             self._token = lambda: tenant_of(token())
         self._others = [
-            Client(self.name, work.connect, work.history, self.dice, self._token) for _ in range(2)
+            Client(self.name, work.connect, work.history, self.rng, self._token) for _ in range(2)
         ]
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         topic = self.topic("dead")
         if self.has("strays", 0.6):
             await self._stray(topic)
         async with trio.open_nursery() as nursery:
-            for other in self._others[: self.dice.choice((0, 1, 2))]:
+            for other in self._others[: self.rng.choice((0, 1, 2))]:
                 nursery.start_soon(self._redrive, other, topic, self.ms(0, 1, 2) / 1000)
             await self._redrive(self, topic, 0.0)
 
@@ -643,10 +643,10 @@ class Redriver(Actor):
         await client.call("POST", f"{topic.path}/redrive", body or None)
 
     async def _stray(self, topic: Topic) -> None:
-        dice = self.dice
-        strays, letters = dice.choice(STRAYS), dice.randint(1, 40)
+        rng = self.rng
+        strays, letters = rng.choice(STRAYS), rng.randint(1, 40)
         sources = (self.queue(), self.topic("log"), self.topic("log"), Topic("gone", "log"))
-        await self._append(self, topic, dice.choice(sources).name, strays, letters)
+        await self._append(self, topic, rng.choice(sources).name, strays, letters)
 
     async def _append(
         self, client: Client, topic: Topic, source: str, strays: int, letters: int
@@ -671,14 +671,14 @@ class BackupClient(Redriver):
 
     def prepare(self) -> None:
         self._count, self._left = 0, BACKUPS_MAX
-        self._others = [self.work.client(self.name, self.dice) for _ in range(2)]
+        self._others = [self.work.client(self.name, self.rng) for _ in range(2)]
 
-    async def turn(self) -> None:
-        if not self._left or self.dice.random() > BACKUP_SHARE:
+    async def step(self) -> None:
+        if not self._left or self.rng.random() > BACKUP_SHARE:
             return
         self._left -= 1
         topic, is_over = self.topic("dead"), trio.Event()
-        self.work.set_late(self.dice.choice(LATE))
+        self.work.set_late(self.rng.choice(LATE))
         async with trio.open_nursery() as nursery:
             for other in self._others:
                 nursery.start_soon(self._move, other, topic, is_over)
@@ -694,8 +694,8 @@ class BackupClient(Redriver):
             if is_over.is_set():
                 break
             source = self.topic("queue", "log").name
-            await self._append(client, topic, source, self.dice.choice((0, 0, 1)), 3)
-            await client.call("POST", f"{topic.path}/redrive", {"limit": self.dice.choice((1, 4))})
+            await self._append(client, topic, source, self.rng.choice((0, 0, 1)), 3)
+            await client.call("POST", f"{topic.path}/redrive", {"limit": self.rng.choice((1, 4))})
 
 
 class RouterMaker(Actor):
@@ -706,26 +706,26 @@ class RouterMaker(Actor):
         source, other = self.topic("log"), self.topic("log", "queue")
         self._plan = [*pairwise([source, *dests[:shards]])]  # a chain
         self._plan += [(other, dest) for dest in dests[shards:]]
-        if self.dice.random() < 0.3:  # a fan-out
+        if self.rng.random() < 0.3:  # a fan-out
             self._plan = [(source, dest) for dest in dests]
         self._made: list[str] = []
 
-    async def turn(self) -> None:
-        dice, draw = self.dice, self.dice.random()
+    async def step(self) -> None:
+        rng, draw = self.rng, self.rng.random()
         while self._plan:
             await self._put(*self._plan.pop(0))
         if draw < 0.2 and self._made:
-            await self.call("DELETE", dice.choice(self._made))
+            await self.call("DELETE", rng.choice(self._made))
         elif draw < 0.4 and self._made:
-            await self.call("GET", dice.choice(self._made))
+            await self.call("GET", rng.choice(self._made))
         else:
-            dest = self.any_topic() if self.has("mixed routes") else dice.choice(self.work.dests)
+            dest = self.any_topic() if self.has("mixed routes") else rng.choice(self.work.dests)
             await self._put(self.any_topic(), dest)
 
     async def _put(self, source: Topic, dest: Topic) -> None:
         path = f"/v0/routers/{quote(f'{source.name}->{dest.name}')}"
-        if self._made and self.dice.random() < 0.1:
-            path = self.dice.choice(self._made)  # with other source and dest
+        if self._made and self.rng.random() < 0.1:
+            path = self.rng.choice(self._made)  # with other source and dest
         body: dict[str, Any] = {"source": source.name, "dest": dest.name}
         body |= self.some(0.4, guarantee=["exactly_once"])
         body |= self.some(0.07, preserve_node=[False], preserve_tag=[False], create_dest=[False])
@@ -741,14 +741,14 @@ class RouterMaker(Actor):
 class Lister(Actor):
     """Reads states, lists and leases."""
 
-    async def turn(self) -> None:
-        topic, size = self.any_topic(), self.dice.choice((1, 5, 1000))
+    async def step(self) -> None:
+        topic, size = self.any_topic(), self.rng.choice((1, 5, 1000))
         paths = (
             *(topic.path, f"{topic.path}?touch=false", f"{topic.path}/leases?page_size={size}"),
             *(f"/v0/topics?page_size={size}", f"/v0/topics?prefix={quote(topic.name[:1])}"),
             *("/v0/routers", f"/v0/routers?source={quote(topic.name)}", "/v0/ready"),
         )
-        await self.call("GET", self.dice.choice(paths))
+        await self.call("GET", self.rng.choice(paths))
 
 
 # Minimum and maximum number of clients of each kind, and their turns relative to a reader. Kinds

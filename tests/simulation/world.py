@@ -88,9 +88,9 @@ class EventLoop(event_loop.EventLoop):
             self._epoll.modify(fd, 0)
             return
         world = self.world
-        if world.late and world.dice.random() < world.late:
+        if world.late and world.rng.random() < world.late:
             self._epoll.modify(fd, 0)
-            world.nursery.start_soon(self._serve_late, fd, world.dice.random() ** 4)
+            world.nursery.start_soon(self._serve_late, fd, world.rng.random() ** 4)
             return
         token = enter(process)
         try:
@@ -111,7 +111,7 @@ class World:
 
     def __init__(self, seed: int, root: Path, time: outside.Time) -> None:
         self.seed, self.time = seed, time
-        self.dice = random.Random(f"world {seed}")
+        self.rng = random.Random(f"world {seed}")
         self.disk = Disk(root, random.Random(f"disk {seed}"))
         self.disk.owner = current
         self.history = History(time.current, lambda: time.now + time.wall_ahead_s)
@@ -225,7 +225,7 @@ class World:
         words.state = ShardState.RECOVERING
         folders = self.directory.folders[index]
         shard = await threads.run_sync(shard_writer._recover, settings, folders, words, index)
-        shard.engine.table.next_lease_number = 1 + self.dice.getrandbits(60)
+        shard.engine.table.next_lease_number = 1 + self.rng.getrandbits(60)
         await shard_writer._serve(
             settings, shared.board, shared.links.of(shard_id(index)), index, shard
         )
@@ -291,8 +291,8 @@ class World:
 
     def key(self) -> str:
         """Return the key of a client: the oldest valid one, sometimes a removed one."""
-        if self.removed_keys and self.dice.random() < self.old_keys:
-            return self.dice.choice(self.removed_keys)
+        if self.removed_keys and self.rng.random() < self.old_keys:
+            return self.rng.choice(self.removed_keys)
         return self.keys[0]
 
     # --- crashes
@@ -451,7 +451,7 @@ class IdleGuard:
     def __init__(self) -> None:
         self.links: set[Any] = set()
 
-    def schedule_visit(self) -> None:
+    def schedule_check(self) -> None:
         """Flush the links of each process, as its loop does."""
 
 

@@ -25,8 +25,8 @@ from tests.specs.shapes import (
     WatchedRecord,
     array,
     by_name,
+    response_shape,
     sent,
-    told,
 )
 from topics import __version__
 from topics.client import values
@@ -47,18 +47,18 @@ PACED: Final[Members] = {"retry_after_ms": Count, "topics": list[str]}
 
 # Server-sent events
 
-Records = told("Records", **RECORDS)
+Records = response_shape("Records", **RECORDS)
 LOST: Final[Members] = {
     "topic": Topic,
     "reason": Literal[(*get_args(Reason), "from_seq_too_old")],
 }
-TopicTombstone = told("TopicTombstone", Tombstone, **LOST)
-CaughtUp = told("CaughtUp", values.CaughtUp)
-TopicDeleted = told("TopicDeleted", values.TopicDeleted, **DELETED)
-StreamError = told(
+TopicTombstone = response_shape("TopicTombstone", Tombstone, **LOST)
+CaughtUp = response_shape("CaughtUp", values.CaughtUp)
+TopicDeleted = response_shape("TopicDeleted", values.TopicDeleted, **DELETED)
+StreamError = response_shape(
     *("StreamError",), absent="retry_after_ms topics", code=Status, error=str, **PACED
 )
-StreamedJob = told("StreamedJob", Job, topic=Topic, absent="$node $tag meta last_error")
+StreamedJob = response_shape("StreamedJob", Job, topic=Topic, absent="$node $tag meta last_error")
 EVENTS: Final = {
     "record": (Records, "The next records of a topic."),
     "tombstone": (TopicTombstone, "Records were lost before they were read."),
@@ -84,7 +84,7 @@ def command(base: Shape, op: str, name: str, /, **types: Any) -> Shape:
 
 def reply(op: str, name: str, base: Shape | None = None, /, **more: Any) -> Shape:
     """Return a message of the server."""
-    return told(name, base, op=Literal[op], **more)
+    return response_shape(name, base, op=Literal[op], **more)
 
 
 class Bare(msgspec.Struct):
@@ -236,7 +236,7 @@ def _channel(name: str) -> Json:
             for message, (shape, summary) in (out | into).items()
         },
     }
-    if places := {place: told for place, told in PLACES.items() if f"{{{place}}}" in address}:
+    if places := {place: name for place, name in PLACES.items() if f"{{{place}}}" in address}:
         channel["parameters"] = places
     return channel
 

@@ -184,20 +184,20 @@ def _parameters(route: Route) -> Iterator[Json]:
 
 def _parameter(route: Route, parameter: queries.Parameter[Any]) -> Json:
     more = dict(NARROWED.get((route.name, parameter.name), {}))
-    told: Json = {
+    document: Json = {
         "name": parameter.name,
         "in": "query",
         "description": more.pop("description", PARAMETERS[parameter.name]),
     }
     if more.pop("required", False):
-        told["required"] = True
+        document["required"] = True
     default = parameter.default
     if route.name == "watch.topics":
         default = WATCH_DEFAULTS.get(parameter.name, default)
     if isinstance(parameter, queries.Names):
         items = _schema(Topic) if parameter.name == "topic" else {"type": "string"}
-        told["schema"] = {"type": "array", "items": items, **more}
-        return told
+        document["schema"] = {"type": "array", "items": items, **more}
+        return document
     schema: Json
     if parameter.parse is queries.boolean:
         schema = {"type": "boolean", "default": default}
@@ -211,8 +211,8 @@ def _parameter(route: Route, parameter: queries.Parameter[Any]) -> Json:
         schema = {"type": "string", "maxLength": paging.CURSOR_MAX}
     else:
         schema = {"type": "string"}
-    told["schema"] = schema | more
-    return told
+    document["schema"] = schema | more
+    return document
 
 
 def _schema(type_: Any) -> Json:

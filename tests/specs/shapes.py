@@ -93,7 +93,7 @@ def sent(base: Shape, name: str = "", /, **types: Any) -> Shape:
     return _struct(name or base.__name__, base, _defaulted([*added, *fields]))
 
 
-def told(
+def response_shape(
     name: str, base: Shape | None = None, /, *, absent: str = "", drop: str = "", **types: Any
 ) -> Shape:
     """Return the body of a response: the members of ``base`` and ``types``, except those in
@@ -186,7 +186,7 @@ RouterConfig = sent(
 
 # Responses
 
-Performance = told(
+Performance = response_shape(
     "Performance",
     absent="throttle_wait_ms wal_append_ms fsync_ms records_scanned",
     server_total_ms=float,
@@ -199,11 +199,11 @@ Performance = told(
 
 def answer(name: str, base: Shape | None = None, /, **more: Any) -> Shape:
     """Return the body of a complete response, with the `performance` member."""
-    return told(name, base, **more, performance=Performance)
+    return response_shape(name, base, **more, performance=Performance)
 
 
-Failure = told("Failure", absent="detail", code=str, message=str, detail=dict[str, Any])
-Error = told("Error", absent="performance", error=Failure, performance=Performance)
+Failure = response_shape("Failure", absent="detail", code=str, message=str, detail=dict[str, Any])
+Error = response_shape("Error", absent="performance", error=Failure, performance=Performance)
 RECORD: Final[Members] = {
     "$ts": int,
     "$node": str,
@@ -211,21 +211,29 @@ RECORD: Final[Members] = {
     "data": Any,
     "meta": dict[str, Any],
 }
-Record = told("Record", values.Record, drop="topic", absent="$node $tag meta", **RECORD)
+Record = response_shape("Record", values.Record, drop="topic", absent="$node $tag meta", **RECORD)
 # A watch may omit `data`.
-WatchedRecord = told(
+WatchedRecord = response_shape(
     "WatchedRecord", values.Record, drop="topic", absent="$node $tag data meta", **RECORD
 )
 Reason = Literal["cap", "ttl", "mixed", "damaged", "source_trim", "recreated"]
-Tombstone = told("Tombstone", values.Tombstone, drop="topic", reason=Reason)
+Tombstone = response_shape("Tombstone", values.Tombstone, drop="topic", reason=Reason)
 JOB: Final[Members] = RECORD | {"last_error": str}
-Job = told("Job", values.JobRecord, drop="topic", absent="$node $tag meta last_error", **JOB)
-Lease = told("Lease", values.Lease, absent="lease_id last_error", lease_id=str, last_error=str)
-StoredConfig = told("StoredConfig", topic_config.TopicConfig, priority=int | None, durable=bool)
-StartedAt = told(*("StartedAt",), from_seq=Count, head_seq=Count, earliest_seq=Count, epoch=Count)
-TopicInfo = told("TopicInfo", values.TopicInfo, effective_priority=int)
-QueueCounts = told("QueueCounts", values.QueueCounts)
-RouterEnds = told(
+Job = response_shape(
+    "Job", values.JobRecord, drop="topic", absent="$node $tag meta last_error", **JOB
+)
+Lease = response_shape(
+    "Lease", values.Lease, absent="lease_id last_error", lease_id=str, last_error=str
+)
+StoredConfig = response_shape(
+    "StoredConfig", topic_config.TopicConfig, priority=int | None, durable=bool
+)
+StartedAt = response_shape(
+    *("StartedAt",), from_seq=Count, head_seq=Count, earliest_seq=Count, epoch=Count
+)
+TopicInfo = response_shape("TopicInfo", values.TopicInfo, effective_priority=int)
+QueueCounts = response_shape("QueueCounts", values.QueueCounts)
+RouterEnds = response_shape(
     "RouterInfo",
     values.RouterInfo,
     drop="preserve_node preserve_tag filter allow_cycle lag_records lag_ms",
@@ -235,7 +243,7 @@ Filter = Annotated[list[str], Meta(min_length=3, max_length=3)] | None
 ROUTED: Final[Members] = {"guarantee": router_json.Guarantee, "filter": Filter} | dict.fromkeys(
     ("preserve_node", "preserve_tag", "allow_cycle"), bool
 )
-LimitedShard = told(
+LimitedShard = response_shape(
     "LimitedShard", shard=Count, state=Literal["read_only", "no_room", "directory_lost"]
 )
 Receipt = answer("Receipt", values.Receipt, absent="seqs", seqs=list[Count])

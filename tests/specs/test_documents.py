@@ -143,7 +143,7 @@ def test_the_judge_checks_the_requests_that_succeeded() -> None:
         "bytes": 0,
         "performance": {"server_total_ms": 0.1},
     }
-    told = "/v0/topics/a/delete", answer(200, done)
-    JUDGE.answered("POST", *told, b'{"before_seq": 2, "unknown": 1}')
+    exchange = "/v0/topics/a/delete", answer(200, done)
+    JUDGE.answered("POST", *exchange, b'{"before_seq": 2, "unknown": 1}')
     with pytest.raises(AssertionError):
-        JUDGE.answered("POST", *told, b'{"before_seq": -2}')
+        JUDGE.answered("POST", *exchange, b'{"before_seq": -2}')

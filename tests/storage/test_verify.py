@@ -202,11 +202,11 @@ def test_every_flipped_byte_of_a_segment_is_a_finding(store: SegmentStore) -> No
     segment = add(store, 1, MIXED)
     whole = segment.path.read_bytes()
     flags = range(segment.trailer.flags_at, segment.trailer.flags_at + segment.trailer.record_count)
-    dice = random.Random(5)
+    rng = random.Random(5)
     used = [at for at in range(len(whole)) if whole[at]]
     for at in {
-        *dice.sample(used, 300),
-        *dice.sample(range(len(whole)), 300),
+        *rng.sample(used, 300),
+        *rng.sample(range(len(whole)), 300),
         *flags,
         *range(60),
         *range(len(whole) - 100, len(whole)),
@@ -214,7 +214,7 @@ def test_every_flipped_byte_of_a_segment_is_a_finding(store: SegmentStore) -> No
         if at >= len(whole):
             continue
         data = bytearray(whole)
-        data[at] ^= dice.choice([2, 4, 8, 16, 128])
+        data[at] ^= rng.choice([2, 4, 8, 16, 128])
         segment.path.write_bytes(data)
         assert reasons(segment.path), at
 

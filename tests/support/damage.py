@@ -30,12 +30,12 @@ Shown = dict[str, dict[int, bytes]]
 
 
 class Seen(NamedTuple):
-    """The state that readers see. ``shown``: records by topic and seq. ``told``: seqs that are
+    """The state that readers see. ``shown``: records by topic and seq. ``reported``: seqs that are
     reported as lost.
     """
 
     shown: Shown
-    told: dict[str, set[int]]
+    reported: dict[str, set[int]]
 
 
 @contextlib.contextmanager
@@ -110,22 +110,22 @@ def opened(path: Path, **options: Any) -> Client:
 def seen(client: Client) -> Seen:
     """Return everything that readers see."""
     shown: Shown = {}
-    told: dict[str, set[int]] = {}
+    reported: dict[str, set[int]] = {}
     for name, topic in client.engine.topics.items():
-        shown[name], told[name], cursor = {}, set(), 0
+        shown[name], reported[name], cursor = {}, set(), 0
         while True:
             asked = Diff(from_seq=cursor, limit=1, include_tags=True, include_meta=True)
             page = read(topic, asked, client.commits.store)
             if page.tombstone is not None:
                 lost = range(page.tombstone.gap_from, page.tombstone.gap_to + 1)
-                told[name] |= {*lost[:10_000]}
+                reported[name] |= {*lost[:10_000]}
             if page.count:
                 record = b"".join(map(bytes, page.chunks))
                 shown[name][msgspec.json.decode(record)["$seq"]] = record
             if page.caught_up:
                 break
             cursor = page.next_from_seq
-    return Seen(shown, told)
+    return Seen(shown, reported)
 
 
 def seen_once(path: Path) -> Seen:
@@ -180,42 +180,42 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
     path.write_bytes(data)
 
 
-def flipped(files: list[Path], dice: random.Random) -> None:
+def flipped(files: list[Path], rng: random.Random) -> None:
     """Flip one bit in the used part of one file."""
-    path = dice.choice(files)
+    path = rng.choice(files)
     if path.stat().st_size:
-        flip(path, dice.randrange(min(_used(path), path.stat().st_size)), dice.randrange(8))
+        flip(path, rng.randrange(min(_used(path), path.stat().st_size)), rng.randrange(8))
 
 
-def all_flipped(files: list[Path], dice: random.Random) -> None:
+def all_flipped(files: list[Path], rng: random.Random) -> None:
     """Flip one bit of every file."""
     for path in files:
-        flipped([path], dice)
+        flipped([path], rng)
 
 
-def blanked(files: list[Path], dice: random.Random) -> None:
+def blanked(files: list[Path], rng: random.Random) -> None:
     """Overwrite a sector with zeros."""
-    path = dice.choice(files)
+    path = rng.choice(files)
     data = bytearray(path.read_bytes())
-    at = dice.randrange(_used(path)) // 512 * 512
+    at = rng.randrange(_used(path)) // 512 * 512
     data[at : at + 512] = bytes(len(data[at : at + 512]))
     path.write_bytes(data)
 
 
-def cut(files: list[Path], dice: random.Random) -> None:
+def cut(files: list[Path], rng: random.Random) -> None:
     """Cut the end of a file."""
-    path = dice.choice(files)
-    path.write_bytes(path.read_bytes()[: dice.randrange(_used(path))])
+    path = rng.choice(files)
+    path.write_bytes(path.read_bytes()[: rng.randrange(_used(path))])
 
 
-def emptied(files: list[Path], dice: random.Random) -> None:
+def emptied(files: list[Path], rng: random.Random) -> None:
     """Empty a file."""
-    dice.choice(files).write_bytes(b"")
+    rng.choice(files).write_bytes(b"")
 
 
-def missing(files: list[Path], dice: random.Random) -> None:
+def missing(files: list[Path], rng: random.Random) -> None:
     """Remove a file."""
-    dice.choice(files).unlink()
+    rng.choice(files).unlink()
 
 
 def all_missing(files: list[Path], _: random.Random) -> None:
@@ -226,17 +226,17 @@ def all_missing(files: list[Path], _: random.Random) -> None:
         files[0].parent.rmdir()
 
 
-def swapped(files: list[Path], dice: random.Random) -> None:
+def swapped(files: list[Path], rng: random.Random) -> None:
     """Swap the contents of two files."""
-    one, other = dice.choice(files), dice.choice(files)
+    one, other = rng.choice(files), rng.choice(files)
     data = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(data)
 
 
-def extra(files: list[Path], dice: random.Random) -> None:
+def extra(files: list[Path], rng: random.Random) -> None:
     """Copy a file to the name that would follow."""
-    path = dice.choice(files)
+    path = rng.choice(files)
     stem = path.name.partition(".")[0]
     digits = stem.rpartition("-")[2]
     with contextlib.suppress(ValueError):  # A reserve has no number

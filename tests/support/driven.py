@@ -36,9 +36,9 @@ class Scene:
     def say(self, data: bytes) -> None:
         """Send data from the client and run one iteration of the loop."""
         self.client.sendall(data)
-        self.turn()
+        self.poll()
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Serve everything that is ready."""
         self._loop.poll()
 

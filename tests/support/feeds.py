@@ -1,4 +1,4 @@
-"""A front with feeds, as a desk of a shard's loop."""
+"""Harness for the loop of a shard with a session that opens feeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.shard.sealing.sealing_support import FILE_BYTES
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from tests.support.wire import BY_SUBJECT
 from topics.engine.now import Now
 from topics.formats.wire.calls import (
@@ -40,13 +40,13 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class Front(Desk):
+class Front(ShardHarness):
     """A front with feeds. ``take`` sorts the messages of the shard. No pages are made before
-    `turn`, `written` or `synced`.
+    `end_iteration`, `written` or `synced`.
     """
 
     def open(self, topic: str, feed: int = 1, **view: Any) -> int:
-        return self.ask(FEED_OPEN, FeedOpenParams(feed, topic, VIEW._replace(**view)))
+        return self.request(FEED_OPEN, FeedOpenParams(feed, topic, VIEW._replace(**view)))
 
     def make(self, topic: str, **config: Any) -> None:
         self.wire.take()
@@ -61,27 +61,27 @@ class Front(Desk):
         **view: Any,
     ) -> int:
         params = FeedReadParams(topic, VIEW._replace(**view), from_seq, until_seq, epoch)
-        return self.ask(FEED_READ, params)
+        return self.request(FEED_READ, params)
 
     def close(self, feed: int = 1) -> None:
-        self.tell(FEED_CLOSE, FeedParams(feed))
+        self.notify(FEED_CLOSE, FeedParams(feed))
 
     def taken(self, feed: int = 1) -> None:
-        self.tell(FEED_TAKEN, FeedParams(feed))
+        self.notify(FEED_TAKEN, FeedParams(feed))
 
-    def turn(self) -> None:
+    def end_iteration(self) -> None:
         """Finish the iteration, as the actor does after each batch of messages."""
         self.loop.context.now = self.commits.now()
         self.loop.end_iteration()
 
     def written(self) -> OSError | None:
         error = super().written()
-        self.turn()
+        self.end_iteration()
         return error
 
     def synced(self) -> OSError | None:
         error = super().synced()
-        self.turn()
+        self.end_iteration()
         return error
 
     def events(self) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ class Front(Desk):
             for event in events:
                 found.append(event)
                 self.taken(feed)
-            self.turn()
+            self.end_iteration()
         return found
 
 
@@ -168,7 +168,7 @@ class OnDisk(Front):
 
     async def settled(self) -> None:
         """Wait until everything is committed."""
-        self.turn()
+        self.end_iteration()
         with trio.fail_after(20):
             while len(self.commits):
                 await trio.lowlevel.checkpoint()

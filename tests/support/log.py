@@ -295,5 +295,5 @@ def _mixed(synced: bytes, now: bytes, chosen: Callable[[], bool]) -> bytes:
     )
 
 
-def chance(dice: random.Random, share: float) -> Callable[[], bool]:
-    return lambda: dice.random() < share
+def chance(rng: random.Random, share: float) -> Callable[[], bool]:
+    return lambda: rng.random() < share

@@ -1,4 +1,4 @@
-"""A desk of a shard whose records move to topics of this shard, or of fake peers."""
+"""Helpers for tests that move records to topics of the same shard, or of fake peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.rpc.session import Reply
 from topics.engine.changes import lease_jobs
 from topics.engine.priority import TOP_BAND
@@ -99,38 +99,38 @@ class FakePeers:
         return taken
 
 
-def with_fake_peers(desk: Desk) -> FakePeers:
-    """Replace the peers of the desk's shard by fake ones."""
+def with_fake_peers(harness: ShardHarness) -> FakePeers:
+    """Replace the peers of the shard by fake ones."""
     peers = FakePeers()
-    desk.loop.context.peers = cast("Any", peers)
+    harness.loop.context.peers = cast("Any", peers)
     return peers
 
 
-async def run_log(desk: Desk, rounds: int = 6) -> None:
+async def run_log(harness: ShardHarness, rounds: int = 6) -> None:
     """Let the shard run until it is idle, and sync the log."""
     for _ in range(rounds):
         await wait_all_tasks_blocked()
-        desk.flush()
-        desk.log.sync()
-        desk.advance()
+        harness.flush()
+        harness.log.sync()
+        harness.advance()
     await wait_all_tasks_blocked()
 
 
-def make_queue(desk: Desk, name: str, *datas: Any, **config: Any) -> Topic:
+def make_queue(harness: ShardHarness, name: str, *datas: Any, **config: Any) -> Topic:
     """Create a queue with jobs. Each job is delivered at most once, unless the config specifies
     more.
     """
-    desk.make(name, type="queue", **{"max_deliveries": 1, "dead_letter": "dead", **config})
+    harness.make(name, type="queue", **{"max_deliveries": 1, "dead_letter": "dead", **config})
     if datas:
-        desk.append(name, *datas)
-        desk.synced()
-        desk.answers()
-    return desk.engine.queue(name)
+        harness.append(name, *datas)
+        harness.synced()
+        harness.answers()
+    return harness.engine.queue(name)
 
 
-def claim(desk: Desk, topic: Topic, count: int = 1000) -> Sequence[int]:
+def claim(harness: ShardHarness, topic: Topic, count: int = 1000) -> Sequence[int]:
     """Lease jobs to a worker. The claim pass also finds exhausted jobs."""
-    engine, now = desk.engine, desk.loop.context.clock()
+    engine, now = harness.engine, harness.loop.context.clock()
     holder = jobs_of(topic).leases.poller("worker")
     (change,) = lease_jobs.claim(
         engine.table, topic, [ClaimRequest(holder, count, HOUR_MS)], now, evenly=False
@@ -138,39 +138,41 @@ def claim(desk: Desk, topic: Topic, count: int = 1000) -> Sequence[int]:
     return list(change.seqs)
 
 
-def exhaust(desk: Desk, topic: Topic) -> None:
+def exhaust(harness: ShardHarness, topic: Topic) -> None:
     """Deliver the existing jobs as often as allowed, so that the next claim pass finds
     them dead.
     """
-    now = desk.loop.context.clock()
+    now = harness.loop.context.clock()
     for _ in range(topic.config.max_deliveries):
-        seqs = claim(desk, topic)
+        seqs = claim(harness, topic)
         assert seqs
         lease_jobs.nack(topic, "worker", seqs, None, 0, now)
-    assert not claim(desk, topic)
+    assert not claim(harness, topic)
     assert jobs_of(topic).dead
 
 
-def wake(desk: Desk, topic: Topic) -> None:
+def wake(harness: ShardHarness, topic: Topic) -> None:
     """Notify the mover, as a claim pass does that has found dead jobs."""
-    desk.loop.context.begin_iteration()
-    desk.loop.services.dead_letters.wake(topic)
-    desk.loop.end_iteration()
+    harness.loop.context.begin_iteration()
+    harness.loop.services.dead_letters.wake(topic)
+    harness.loop.end_iteration()
 
 
-def redrive(desk: Desk, topic: str, *, prefixes: list[str] | None = None, **body: Any) -> int:
+def redrive(
+    harness: ShardHarness, topic: str, *, prefixes: list[str] | None = None, **body: Any
+) -> int:
     """Request a redrive and return the number of the request."""
     params = RedriveParams(topic, prefixes, time.monotonic_ns())
-    return desk.ask(calls.REDRIVE, params, json_bytes(body))
+    return harness.request(calls.REDRIVE, params, json_bytes(body))
 
 
-def records(desk: Desk, topic: str) -> list[dict[str, Any]]:
+def records(harness: ShardHarness, topic: str) -> list[dict[str, Any]]:
     """Return the records that a reader sees now."""
-    desk.diff(topic, limit=1000, include_tags=True)
-    ((_, page),) = desk.bodies()
+    harness.diff(topic, limit=1000, include_tags=True)
+    ((_, page),) = harness.bodies()
     found: list[dict[str, Any]] = page["records"]
     return found
 
 
-def datas(desk: Desk, topic: str) -> list[Any]:
-    return [record["data"] for record in records(desk, topic)]
+def datas(harness: ShardHarness, topic: str) -> list[Any]:
+    return [record["data"] for record in records(harness, topic)]

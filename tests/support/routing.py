@@ -92,10 +92,10 @@ class RoutedShards(Shards):
             call()
             context.end_iteration()
 
-    def go_on(self) -> None:
+    def deliver_all(self) -> None:
         """Deliver the messages that were held back, and hold back no further messages."""
         self.on_message = lambda *_: True
-        self.let_go()
+        self.deliver_held()
 
     def hold_forwards(self, one: int, other: int) -> None:
         """Hold back messages about forwards from one shard to another: requests in one direction,

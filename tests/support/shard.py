@@ -132,7 +132,7 @@ class Log:
         self._done.append(LogProgress(self.written, self.synced_lsn, 0.0, 0.0, error))
 
 
-class Desk:
+class ShardHarness:
     """A session of a front with the actor of a shard. A reply has the number of its request."""
 
     def __init__(
@@ -174,7 +174,7 @@ class Desk:
         while self.loop.inbox.count:  # Messages that the shard sends itself at its start
             self.loop.run_iteration()
         self._cid = 0
-        self._asked: dict[int, Call[Any, Any]] = {}  # The call of each request
+        self._calls: dict[int, Call[Any, Any]] = {}  # The call of each request
 
     # Requests. Each returns its number. Nothing is written to the log before `flush`.
 
@@ -189,7 +189,7 @@ class Desk:
 
     def append_raw(self, topic: str, body: bytes, *, key: str | None = None) -> int:
         params = calls.AppendParams(topic, key, True, None, time.monotonic_ns())
-        return self.ask(calls.APPEND, params, body)
+        return self.request(calls.APPEND, params, body)
 
     def append_many(
         self, topic: str, *bodies: dict[str, Any] | bytes, with_seqs: bool = True
@@ -198,39 +198,39 @@ class Desk:
         raw = [body if isinstance(body, bytes) else json_bytes(body) for body in bodies]
         lengths = [len(body) for body in raw]
         params = calls.AppendParams(topic, None, with_seqs, None, time.monotonic_ns(), lengths)
-        return self.ask(calls.APPEND, params, b"".join(raw))
+        return self.request(calls.APPEND, params, b"".join(raw))
 
     def put(self, topic: str, **config: Any) -> int:
         params = calls.TopicPutParams(topic, None, time.monotonic_ns())
-        return self.ask(calls.TOPIC_PUT, params, json_bytes(config))
+        return self.request(calls.TOPIC_PUT, params, json_bytes(config))
 
     def delete(self, topic: str, *, if_empty: bool = False) -> int:
         params = calls.TopicDeleteParams(topic, if_empty, None, time.monotonic_ns())
-        return self.ask(calls.TOPIC_DELETE, params)
+        return self.request(calls.TOPIC_DELETE, params)
 
     def delete_records(self, topic: str, **asked: Any) -> int:
         params = calls.TopicParams(topic, time.monotonic_ns())
-        return self.ask(calls.DELETE_RECORDS, params, json_bytes(asked))
+        return self.request(calls.DELETE_RECORDS, params, json_bytes(asked))
 
     def diff(self, topic: str, **asked: Any) -> int:
         params = calls.TopicParams(topic, time.monotonic_ns())
-        return self.ask(calls.DIFF, params, json_bytes(asked))
+        return self.request(calls.DIFF, params, json_bytes(asked))
 
     def cancel(self, cid: int) -> None:
         """Cancel a call, as when the front's client has disconnected."""
-        self.tell(calls.CALL_CANCELLED, calls.CallCancelledParams(cid))
+        self.notify(calls.CALL_CANCELLED, calls.CallCancelledParams(cid))
 
-    def ask(self, call: Call[P, R], params: P, body: bytes = b"") -> int:
+    def request(self, call: Call[P, R], params: P, body: bytes = b"") -> int:
         """Make a request of the front and return its number."""
         self._cid += 1
-        self._asked[self._cid] = call
+        self._calls[self._cid] = call
         payload = encode_request(self._cid, call.method, params)
         frame = Message(self._cid, 0, call.subject, payload, body)
         self.loop.handle(self.session, frame)
         self.loop.deadlines.wake()
         return self._cid
 
-    def tell(self, event: Event[P], params: P) -> None:
+    def notify(self, event: Event[P], params: P) -> None:
         """Send an event of the front."""
         payload = encode_notification(event.method, params)
         frame = Message(9999, 0, event.subject, payload, b"")
@@ -296,7 +296,7 @@ class Desk:
         if isinstance(answer, Failure):
             return answer.cid, {"code": answer.data["code"] if answer.data else answer.code}
         assert isinstance(answer, Success)
-        if self._asked[answer.cid] is calls.APPEND:
+        if self._calls[answer.cid] is calls.APPEND:
             _, (body,) = _read_batch(frame)
         else:
             body = msgspec.json.decode(bytes(frame.attachment))

@@ -138,8 +138,8 @@ class Shards:
     """Shards with links.
 
     ``on_message(from, to, subject)`` is called for each message between two shards. If it returns
-    False, the message is held back until `let_go`. With ``forwards`` the routers forward. The last
-    ``late`` shards are not started at first.
+    False, the message is held back until `deliver_held`. With ``forwards`` the routers forward. The
+    last ``late`` shards are not started at first.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Shards:
         elif not pipe.session.closed:
             self._deliver(pipe, message)
 
-    def let_go(self) -> None:
+    def deliver_held(self) -> None:
         """Deliver the messages that were held back."""
         held, self._held = self._held, []
         for pipe, message in held:

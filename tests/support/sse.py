@@ -249,26 +249,28 @@ class Stream(Wire):
 
     # --- contents of events
 
-    def told(self, topics: Iterable[str]) -> StreamContents:
+    def read_until_caught_up(self, topics: Iterable[str]) -> StreamContents:
         """Return everything up to the moment when each of ``topics`` has been caught up once."""
-        told = StreamContents()
+        contents = StreamContents()
         waiting = set(topics)
         while waiting:
             event = self.event(RECORD, TOMBSTONE, CAUGHT_UP)
-            told.take(event)
+            contents.take(event)
             if event.event == CAUGHT_UP:
                 waiting.discard(event.json()["topic"])
-        return told
+        return contents
 
     def records(self, count: int, *, timeout_s: float | None = None) -> list[Any]:
         """Return the next ``count`` records of all topics. Skip caught-up events, and fail on any
         other event.
         """
-        told = StreamContents()
-        while len(told.records) < count:
-            told.take(self.event(RECORD, CAUGHT_UP, timeout_s=timeout_s))
-        assert len(told.records) == count, f"{count} records expected, got {len(told.records)}"
-        return told.records
+        contents = StreamContents()
+        while len(contents.records) < count:
+            contents.take(self.event(RECORD, CAUGHT_UP, timeout_s=timeout_s))
+        assert len(contents.records) == count, (
+            f"{count} records expected, got {len(contents.records)}"
+        )
+        return contents.records
 
 
 @dataclass(slots=True)
@@ -330,7 +332,7 @@ def watch(api: Api, topics: dict[str, Any] | Iterable[str], **fields: Any) -> St
     return Stream(api.address, session(api, topics, **fields)["stream_url"])
 
 
-def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
+def refused_stream(address: tuple[str, int], path: str, *headers: str) -> Answer:
     """Return the response to a GET that must not open a stream. Fail immediately if it opens one,
     because that would never end.
     """
@@ -343,15 +345,15 @@ def turned_away(address: tuple[str, int], path: str, *headers: str) -> Answer:
         return answer
 
 
-STONE = GAP | {"topic"}
+GAP_FIELDS = GAP | {"topic"}
 
 
 def seqs(records: list[Any]) -> list[int]:
     return [record["$seq"] for record in records]
 
 
-def stone(told_or_body: Any, reason: str) -> tuple[int, int]:
+def gap_ends(body: Any, reason: str) -> tuple[int, int]:
     """Return both ends of a gap, whose event must have the fields of §7.2."""
-    assert STONE <= set(told_or_body) <= STONE | {"missed_estimate", "epoch"}, told_or_body
-    assert told_or_body["reason"] == reason, told_or_body
-    return told_or_body["gap_from"], told_or_body["gap_to"]
+    assert GAP_FIELDS <= set(body) <= GAP_FIELDS | {"missed_estimate", "epoch"}, body
+    assert body["reason"] == reason, body
+    return body["gap_from"], body["gap_to"]

@@ -79,15 +79,15 @@ def stop(pid: int, for_s: float) -> None:
 
 def main(root: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # No process remains suspended
-    dice = random.Random(root)
+    rng = random.Random(root)
     with Path(TOLD).open("a", buffering=1) as told:
         while parent_of(root)[0]:
-            pid, for_s = dice.choice(family_of(root) or [root]), dice.uniform(0.1, STOP_MAX_S)
+            pid, for_s = rng.choice(family_of(root) or [root]), rng.uniform(0.1, STOP_MAX_S)
             with contextlib.suppress(OSError):
                 title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
                 told.write(f"{time.strftime('%X')} {pid} {for_s:.2f} {title:.60}\n")
             stop(pid, for_s)
-            time.sleep(dice.uniform(0, PAUSE_MAX_S))
+            time.sleep(rng.uniform(0, PAUSE_MAX_S))
 
 
 if __name__ == "__main__":

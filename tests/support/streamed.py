@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.streamed_appends import MemorySink
 from topics.storage.wal import blobs
 from topics.storage.wal.log_file import NoSpace
@@ -68,37 +68,37 @@ def body(datas: Iterable[Any], **fields: Any) -> bytes:
     ).encode()
 
 
-async def until(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
+async def until(harness: ShardHarness, *numbers: int) -> dict[int, dict[str, Any]]:
     """Sync the log and run the tasks until these requests have replies. Return all replies in
     order of time.
     """
     found: dict[int, dict[str, Any]] = {}
     with trio.fail_after(20):
         while not set(numbers) <= set(found):
-            desk.synced()
-            found |= dict(desk.bodies())
+            harness.synced()
+            found |= dict(harness.bodies())
             await pass_on()
     return found
 
 
-async def held_up(desk: Desk, held: Held, writes: int = 1) -> None:
+async def held_up(harness: ShardHarness, held: Held, writes: int = 1) -> None:
     """Wait until this number of blobs waits in their first write."""
     with trio.fail_after(20):
         while held.reached < writes:
-            desk.synced()
+            harness.synced()
             await pass_on()
 
 
-def files(desk: Desk) -> list[str]:
-    return sorted(path.name for path in desk.log.blobs.folder.iterdir())
+def files(harness: ShardHarness) -> list[str]:
+    return sorted(path.name for path in harness.log.blobs.folder.iterdir())
 
 
-def stored(desk: Desk, topic: str) -> list[dict[str, Any]]:
-    desk.diff(topic, limit=1000, max_batch_bytes=8 << 20, include_tags=True)
-    ((_, page),) = desk.bodies()
+def stored(harness: ShardHarness, topic: str) -> list[dict[str, Any]]:
+    harness.diff(topic, limit=1000, max_batch_bytes=8 << 20, include_tags=True)
+    ((_, page),) = harness.bodies()
     records: list[dict[str, Any]] = page["records"]
     return records
 
 
-def datas(desk: Desk, topic: str) -> list[Any]:
-    return [record["data"] for record in stored(desk, topic)]
+def datas(harness: ShardHarness, topic: str) -> list[Any]:
+    return [record["data"] for record in stored(harness, topic)]

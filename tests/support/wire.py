@@ -149,7 +149,7 @@ def rpc_of(message: Inbound) -> Inbound:
     return message.rpc
 
 
-class Bench:
+class RouterHarness:
     """A router with one open session, and messages to put into it."""
 
     def __init__(self, router: MessageRouter | None = None) -> None:
@@ -214,12 +214,12 @@ class Asked:
     def __init__(
         self, session: LinkSession, call: Call[Any, Any], params: Any, body: Any = b""
     ) -> None:
-        self.told: list[Any] = []
-        self.pending = session.call(call, params, body, self.told.append)
+        self.outcomes: list[Any] = []
+        self.pending = session.call(call, params, body, self.outcomes.append)
         self.cid = self.pending.cid
 
     def reply(self) -> Reply[Any]:
-        (answer,) = self.told
+        (answer,) = self.outcomes
         assert isinstance(answer, Reply), answer
         return answer
 

@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
             given = ["--version"]
     is_server = given[:1] == ["serve"]
     if is_server:  # before any slow step, because SIGHUP must not stop a server
-        block_hang_ups()
+        block_sighup()
     open_streams()
     shell = Shell()
     try:
@@ -211,7 +211,7 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def block_hang_ups() -> None:
+def block_sighup() -> None:
     """Block SIGHUP until the supervisor installs its handler, even if it was ignored (``nohup``).
     The signal does not stop this process in the meantime.
     """

@@ -85,9 +85,9 @@ class Change(NamedTuple):
         if self.new is None:
             return [f"({units.counted(self.records)})"] if self.kind == "topic" else []
         return [
-            f"{field} = {shown(field, new)}"
+            f"{field} = {format_value(field, new)}"
             if self.old is None
-            else f"{field}: {shown(field, old)} -> {shown(field, new)}"
+            else f"{field}: {format_value(field, old)} -> {format_value(field, new)}"
             for field, (old, new) in self.differences.items()
         ]
 
@@ -185,7 +185,7 @@ def _value(field: str, value: object) -> object:
     return value
 
 
-def shown(field: str, value: Any) -> str:
+def format_value(field: str, value: Any) -> str:
     """Return a value as users write it."""
     if field == "filter" and value is not None:
         return str(value[2])
@@ -246,7 +246,9 @@ def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
     if shell.is_json or wanted.verb == "change":
         show(shell, wanted)
     if wanted.verb == "change":
-        new = [f" {field}={shown(field, new)}" for field, (_, new) in wanted.differences.items()]
+        new = [
+            f" {field}={format_value(field, new)}" for field, (_, new) in wanted.differences.items()
+        ]
         how = f"config {name}{''.join(new)}" if kind == "topic" else "apply"
         shell.print_note(
             f"{kind} {name} already exists and was not changed; topics {how} changes it"
@@ -272,7 +274,7 @@ def table_of(config: Mapping[str, Any]) -> None:
     apply to queues are omitted for logs.
     """
     rows = [
-        [field, shown(field, value), shown(field, default)]
+        [field, format_value(field, value), format_value(field, default)]
         for field, default in DEFAULTS["topic"].items()
         for value in (config.get(field, default),)
         if value != default or config["type"] == "queue" or field not in QUEUE_FIELDS

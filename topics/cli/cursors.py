@@ -33,7 +33,7 @@ def ls(shell: Shell, prefix: str) -> None:
     with shell.client() as client:
         found = _positions(shell, client, prefix)
         empty = f"no cursor begins with {prefix}" if prefix else "there are no cursors"
-        shell.table(found, columns, {"ts": units.moment}, empty)
+        shell.table(found, columns, {"ts": units.local_time}, empty)
 
 
 def _positions(shell: Shell, client: Topics, prefix: str) -> Iterator[dict[str, Any]]:

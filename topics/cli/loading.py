@@ -128,7 +128,7 @@ class Lines:
         return line.removeprefix(BYTE_ORDER_MARK) if self._number == 1 else line
 
 
-class Mark(NamedTuple):
+class InputRecord(NamedTuple):
     """A record to append. ``location`` is its line in the input and ``line`` the content of this
     line. Its key is made from ``origin``.
     """
@@ -186,7 +186,7 @@ class Loader:
         rejects: Rejects | None = None,
     ) -> None:
         self._shell, self._client, self._topic, self._config = shell, client, topic, config
-        self._chunker = Chunker[Mark](CHUNK_RECORDS, CHUNK_BYTES)
+        self._chunker = Chunker[InputRecord](CHUNK_RECORDS, CHUNK_BYTES)
         self._keys = None if prefix is None else ContentKeys(prefix)
         self._key, self._hint, self._rejects = key, hint, rejects
         self._is_keyed = prefix is not None or key is not None
@@ -197,9 +197,11 @@ class Loader:
     def add(
         self, record: bytes, location: str, origin: bytes | None = None, line: bytes = b""
     ) -> None:
-        """Append a record (§2), immediately if it completes a chunk. See `Mark`."""
+        """Append a record (§2), immediately if it completes a chunk. See `InputRecord`."""
         self._unsent += 1
-        for chunk in self._chunker.add(record, Mark(record, location, origin or record, line)):
+        for chunk in self._chunker.add(
+            record, InputRecord(record, location, origin or record, line)
+        ):
             self._append(chunk)
 
     def flush(self) -> None:
@@ -207,12 +209,12 @@ class Loader:
         for chunk in self._chunker.flush():
             self._append(chunk)
 
-    def _append(self, chunk: Chunk[Mark]) -> None:
+    def _append(self, chunk: Chunk[InputRecord]) -> None:
         """Append the records of a chunk that the server accepts."""
         self.open()
-        key, records, marks = self._key_of(chunk), chunk.records, [*chunk.marks]
+        key, records, inputs = self._key_of(chunk), chunk.records, [*chunk.marks]
         refused = 0
-        while marks:
+        while inputs:
             # The derived key is the same in the next run, because that one has the same refusals.
             its_key = f"{key}-{refused}" if refused and key != calls.AUTO else key
             try:
@@ -224,16 +226,16 @@ class Loader:
                 index = error.detail["index"]
                 if self._rejects is None:
                     if key == calls.AUTO and index:
-                        self._send(_array(marks[:index]), key)
-                    raise invalid_input(marks[index].location, error.message) from None
-                mark = marks.pop(index)
-                self._rejects.add(mark.line, mark.location, error.message)
+                        self._send(_array(inputs[:index]), key)
+                    raise invalid_input(inputs[index].location, error.message) from None
+                item = inputs.pop(index)
+                self._rejects.add(item.line, item.location, error.message)
                 self._unsent -= 1
-                refused, records = refused + 1, _array(marks)
+                refused, records = refused + 1, _array(inputs)
 
-    def _key_of(self, chunk: Chunk[Mark]) -> str:
+    def _key_of(self, chunk: Chunk[InputRecord]) -> str:
         if self._keys is not None:
-            return self._keys.key(mark.origin for mark in chunk.marks)
+            return self._keys.key(item.origin for item in chunk.marks)
         if self._key is not None:
             return run_key(self._key, chunk) if chunk.number else self._key
         return calls.AUTO
@@ -320,6 +322,6 @@ def _is_invalid_input(error: BaseException | None) -> bool:
     return isinstance(error, Failed) and error.code == "bad_input"
 
 
-def _array(marks: list[Mark]) -> bytes:
+def _array(inputs: list[InputRecord]) -> bytes:
     """Return the records as a JSON array."""
-    return b"[" + b",".join([mark.record for mark in marks]) + b"]"
+    return b"[" + b",".join([item.record for item in inputs]) + b"]"

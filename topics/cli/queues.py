@@ -64,21 +64,21 @@ def info(shell: Shell, name: str) -> None:
         asked = client.queue(name)
         holders = Counter(lease.node for lease in asked.leases())  # fails if it is not a queue
         state = asked.state()
-        told = _summary(client, state) | {"holders": holders, "config": state.config}
+        details = _summary(client, state) | {"holders": holders, "config": state.config}
         dead = state.config["dead_letter"]
         if dead is not None:
             with suppress(NotFound):
-                told["dead_letters"] = client.topic(dead).state().count
+                details["dead_letters"] = client.topic(dead).state().count
     if shell.is_json:
-        shell.emit(told)
+        shell.emit(details)
         return
-    shell.table([told], TITLES, {"oldest_ts": units.age})
+    shell.table([details], TITLES, {"oldest_ts": units.age})
     if holders:
         held = (f"{node} ({count})" for node, count in holders.most_common(5))
         click.echo(f"\nHELD BY  {', '.join(held)}")
     click.echo()
     configs.table_of(state.config)
-    if left := told.get("dead_letters"):
+    if left := details.get("dead_letters"):
         shell.print_note(f"{left} dead letters: topics queue redrive {dead} moves them back")
 
 

@@ -385,7 +385,7 @@ class Output:
         return "".join(map(self._line, records)).encode()
 
     def _line(self, record: Record) -> str:
-        parts = [self._style(units.moment(record.ts), dim=True)]
+        parts = [self._style(units.local_time(record.ts), dim=True)]
         if self.is_named:
             parts.append(self._style(record.topic, fg="cyan"))
         parts.append(self._style(f"#{record.seq}", dim=True))

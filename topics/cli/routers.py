@@ -42,7 +42,9 @@ def ls(shell: Shell, source: str, dest: str) -> None:
             with suppress(NotFound):  # deleted in the meantime
                 found.append(client.router(listed.name))  # the list has no lag
     empty = "there are no matching routers" if source or dest else "there are no routers"
-    shell.table(found, columns, {"filter": lambda filter: configs.shown("filter", filter)}, empty)
+    shell.table(
+        found, columns, {"filter": lambda filter: configs.format_value("filter", filter)}, empty
+    )
 
 
 @router.command("create")

@@ -36,7 +36,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def moment(ts_ms: int) -> str:
+def local_time(ts_ms: int) -> str:
     """Return a local time: ``2026-11-25 22:31:48``."""
     return datetime.fromtimestamp(ts_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 

@@ -95,7 +95,7 @@ class Retry:
 FOREVER: Final = Retry(deadline=inf)  # the default of streams and workers: a restart is a pause
 
 
-class Tries:
+class Attempts:
     """The attempts of one call, stream or worker. No attempt begins after ``until``, of the
     monotonic clock.
     """

@@ -66,14 +66,14 @@ _OTHER_EVENTS: Final[Mapping[str, type[Tombstone | CaughtUp | TopicDeleted]]] = 
 }
 
 
-class Shown(NamedTuple):
+class PositionedEvent(NamedTuple):
     """An event, and the reader's position in its topic after the event."""
 
     event: Event
     cursor: Position
 
 
-class Watching:
+class WatchState:
     """A watch of some topics. ``cursors`` contains the known positions."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Watching:
         query.append(("tail", "true") if isinstance(start, Tail) else ("from_seq", str(start)))
         return "/v0/watch?" + urlencode(query), {}
 
-    def take(self, name: str, data: str, event_id: str) -> Iterator[Shown]:
+    def take(self, name: str, data: str, event_id: str) -> Iterator[PositionedEvent]:
         """Return the events for the caller that an event of the stream contains. Raise
         `TopicsError` if the server closes the stream, or for an invalid event.
         """
@@ -130,7 +130,7 @@ class Watching:
                 f"not an event of a topics server: {error}", code="bad_answer", status=200
             ) from None
 
-    def _taken(self, name: str, data: str, event_id: str) -> Iterator[Shown]:
+    def _taken(self, name: str, data: str, event_id: str) -> Iterator[PositionedEvent]:
         if name == "error":
             return self._failed(data)
         cursors = decode_cursors(event_id.encode(), self.topics)
@@ -142,16 +142,16 @@ class Watching:
         if kind is None:
             return iter(())  # an id without an event, or an event of a later version
         event = msgspec.json.decode(data, type=kind)
-        return iter((Shown(event, cursors[event.topic]),))
+        return iter((PositionedEvent(event, cursors[event.topic]),))
 
-    def _records(self, batch: _Batch, cursors: Mapping[str, Position]) -> Iterator[Shown]:
+    def _records(self, batch: _Batch, cursors: Mapping[str, Position]) -> Iterator[PositionedEvent]:
         after = cursors[batch.topic]
         last = len(batch.records)
         for number, record in enumerate(batch.records, 1):
             msgspec.structs.force_setattr(record, "topic", batch.topic)
-            yield Shown(record, after if number == last else (record.seq, after[1]))
+            yield PositionedEvent(record, after if number == last else (record.seq, after[1]))
 
-    def _failed(self, data: str) -> Iterator[Shown]:
+    def _failed(self, data: str) -> Iterator[PositionedEvent]:
         failure = msgspec.json.decode(data, type=_Failure)
         if failure.code == PACED:
             return iter(())
@@ -162,7 +162,7 @@ class Watching:
         # A slow reader (408), a shutdown (503), a defect (500): the stream may be opened again.
         raise Unavailable(error.message, code=error.code, status=503)
 
-    def done(self, shown: Shown) -> None:
+    def done(self, shown: PositionedEvent) -> None:
         """Advance the position after the caller has handled an event. A deleted topic is removed
         from the watch, because a later topic of its name is another one.
         """
@@ -183,7 +183,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.positions: dict[str, Position] = {}
-        self.shown: Shown | None = None
+        self.shown: PositionedEvent | None = None
         self._saved: dict[str, Position] = {}
 
     def load(self, page: DiffPage) -> None:

@@ -17,7 +17,7 @@ from topics.engine.removal import begin_at, deleted_in, settle
 from topics.engine.store import Store
 from topics.engine.topic import Topic
 from topics.formats.disk.records import live_runs
-from topics.formats.ranges import SeqRange, SeqRun, joined, united
+from topics.formats.ranges import SeqRange, SeqRun, joined, union
 
 
 def mark_lost(topic: Topic, lost: SeqRange) -> None:
@@ -34,7 +34,7 @@ def skip_trimmed(topic: Topic, seq_count: SeqRange) -> None:
     """
     is_later = not topic.trimmed or seq_count.first > topic.trimmed[-1].last
     ranges = topic.trimmed
-    topic.trimmed = joined(ranges, seq_count) if is_later else united(ranges, (seq_count,))
+    topic.trimmed = joined(ranges, seq_count) if is_later else union(ranges, (seq_count,))
     topic.head_seq = max(topic.head_seq, seq_count.last)
     topic.next_seq = max(topic.next_seq, topic.head_seq + 1)
     begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, seq_count.last + 1))
@@ -49,7 +49,7 @@ def mark_damaged(topic: Topic, at: int, store: Store) -> None:
     if size:
         start = max(topic.start_seq - first_seq, 0)
         live = live_runs(deleted_in(topic, at, store), start, count)
-        topic.damaged = united(
+        topic.damaged = union(
             topic.damaged,
             (SeqRange(first_seq + start, first_seq + stop - 1) for start, stop in live),
         )

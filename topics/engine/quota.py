@@ -96,7 +96,7 @@ class SharedCap:
         return max(self._most - self._count.total(), 0) if self._replayed() is None else 0
 
     @property
-    def is_scarce(self) -> bool:
+    def is_nearly_full(self) -> bool:
         """Return whether less than an eighth of the cap is left."""
         return self._count.total() > self._most - self._most // 8
 

@@ -30,7 +30,7 @@ from topics.engine.record_index import RecordIndex
 from topics.engine.tags import TagIndex
 from topics.formats.api.topic_config import TopicConfig, shared_config
 from topics.formats.disk.frame_bodies import Floors
-from topics.formats.ranges import SeqRange, joined, united
+from topics.formats.ranges import SeqRange, joined, union
 
 # Bounds for the number of seqs that one reservation adds. Seqs are reserved before they are used.
 RESERVE_MIN = 4096
@@ -152,7 +152,7 @@ class Topic:
         )
 
     @property
-    def is_perishable(self) -> bool:
+    def may_expire(self) -> bool:
         """Return whether `ShardEngine.expire` may have something to do."""
         return self.committed.ttl_ms > 0 or self.floor_due
 
@@ -287,7 +287,7 @@ class Topic:
             for first, last in self.resident
             if first <= head_seq and last >= start
         ]
-        return united(self.losses, at_risk)
+        return union(self.losses, at_risk)
 
     # Priority
 

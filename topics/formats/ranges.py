@@ -48,7 +48,7 @@ def joined(ranges: tuple[SeqRange, ...], more: SeqRange) -> tuple[SeqRange, ...]
     return (*ranges, more)
 
 
-def united(ranges: Iterable[SeqRange], more: Iterable[SeqRange]) -> tuple[SeqRange, ...]:
+def union(ranges: Iterable[SeqRange], more: Iterable[SeqRange]) -> tuple[SeqRange, ...]:
     """Return the union of both in order, with overlapping and adjacent ranges merged."""
     found: tuple[SeqRange, ...] = ()
     for each in sorted((*ranges, *more)):

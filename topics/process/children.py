@@ -51,11 +51,11 @@ def fork(name: str, main: Callable[[], None], *, log_level: str = "info") -> int
             stream.flush()
     pid = os.fork()
     if pid == 0:
-        _be_child(name, main, parent, log_level)
+        _run_child(name, main, parent, log_level)
     return pid
 
 
-def _be_child(name: str, main: Callable[[], None], parent: int, log_level: str) -> NoReturn:
+def _run_child(name: str, main: Callable[[], None], parent: int, log_level: str) -> NoReturn:
     exit_code: int = ExitCode.FAILED
     try:
         exit_with_parent(parent)

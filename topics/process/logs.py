@@ -72,7 +72,7 @@ _SECRET_NAMES = frozenset({"authorization", "token", "api_key", "api_keys", "sec
 _stderr: DescriptorSink | None = None  # shared with the processes that this process forks
 _sink: DescriptorSink | None = None  # set by `configure`
 _process = ""  # set by `configure`
-_show: Callable[[EventDict], str] = json.dumps  # renders a line; set by `configure`
+_render: Callable[[EventDict], str] = json.dumps  # renders a line; set by `configure`
 _reported_count = 0  # number of dropped lines that have been reported in the log
 
 
@@ -81,12 +81,12 @@ def configure(process: str, level: str = "info", sink: DescriptorSink | None = N
 
     Each line contains the name ``process``. Events below ``level`` are discarded.
     """
-    global _process, _show, _sink, _reported_count
+    global _process, _render, _sink, _reported_count
     _process = process
     _reported_count = 0
     _sink = sink = _stderr_sink() if sink is None else sink
     sink.dropped = 0  # The parent reports the lines that it dropped before the fork.
-    _show = _shower(sink)
+    _render = _renderer(sink)
     structlog.configure(
         processors=[_line_of],
         wrapper_class=structlog.make_filtering_bound_logger(
@@ -117,7 +117,7 @@ def write_request(members: Mapping[str, Any]) -> None:
         name: _clean(value) if _may_contain_secret(value) else value
         for name, value in members.items()
     }
-    if sink.write(_show(_framed({"event": "request", **event}, "info"))):
+    if sink.write(_render(_framed({"event": "request", **event}, "info"))):
         report_dropped()
 
 
@@ -163,11 +163,14 @@ def _line_of(logger: WrappedLogger, method: str, event: EventDict) -> str:
     name = event.get("event")
     try:
         # Use plain tracebacks. Rich tracebacks show local variables, which may contain tokens.
-        told = structlog.processors.format_exc_info(logger, method, {"event": name, **event})
-        return _show(_clean(_framed(told, method)))
+        fields = structlog.processors.format_exc_info(logger, method, {"event": name, **event})
+        return _render(_clean(_framed(fields, method)))
     except Exception as error:
-        told = {"event": name if isinstance(name, str) else "?", "not_shown": type(error).__name__}
-        return _show(_clean(_framed(told, method)))
+        fields = {
+            "event": name if isinstance(name, str) else "?",
+            "not_shown": type(error).__name__,
+        }
+        return _render(_clean(_framed(fields, method)))
 
 
 def _framed(event: EventDict, level: str) -> EventDict:
@@ -175,7 +178,7 @@ def _framed(event: EventDict, level: str) -> EventDict:
     return {"process": _process, "pid": os.getpid(), **event, "level": level, "time": now}
 
 
-def _shower(sink: DescriptorSink) -> Callable[[EventDict], str]:
+def _renderer(sink: DescriptorSink) -> Callable[[EventDict], str]:
     if not sink.isatty():
         return json.dumps
     is_dumb = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -335,12 +338,12 @@ def _nothing() -> None: ...
 def _write_what_fits(pipe: int, data: bytes) -> int:
     """Write as much to a blocking pipe as it takes without blocking. Returns the byte count."""
     sent = 0
-    while sent < len(data) and _has_room(pipe):
+    while sent < len(data) and _has_space(pipe):
         sent += os.write(pipe, data[sent : sent + PIPE_BUF])
     return sent
 
 
-def _has_room(pipe: int) -> bool:
+def _has_space(pipe: int) -> bool:
     """Return whether the pipe has free capacity for PIPE_BUF bytes.
 
     Several processes may check and then write at the same time. So the pipe must be less than a

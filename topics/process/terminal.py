@@ -42,9 +42,9 @@ class LineRenderer:
             "listening": self._listening,
             "ready": self._ready,
             "signal received": self._signal,
-            "process started": lambda event: None if event["spawns"] == 1 else _sentence(event),
+            "process started": lambda event: None if event["spawns"] == 1 else _render_event(event),
             "process ended": lambda event: (
-                None if not event.get("exit_code", 1) else _sentence(event)
+                None if not event.get("exit_code", 1) else _render_event(event)
             ),
         }
 
@@ -52,9 +52,9 @@ class LineRenderer:
         """Return the line of an event without its line end. A traceback follows on new lines."""
         name, level = event.get("event"), str(event["level"])
         try:
-            text = self._own.get(str(name), _sentence)(event)
+            text = self._own.get(str(name), _render_event)(event)
         except KeyError:  # The event lacks a field that its own renderer uses.
-            text = _sentence(event)
+            text = _render_event(event)
         if text is None:
             raise structlog.DropEvent
         if event["process"] != "supervisor":
@@ -83,14 +83,14 @@ class LineRenderer:
 
     def _signal(self, event: Event) -> str:
         if event["signal"] != "SIGINT":
-            return _sentence(event)
+            return _render_event(event)
         self._interrupts += 1
         if self._interrupts > 1:
             return "Ctrl-C again: the server is killed"
         return "Ctrl-C: the server stops; press it again to kill the server"
 
 
-def _sentence(event: Event) -> str:
+def _render_event(event: Event) -> str:
     """Render an event, its `UNLABELED` fields, and its other fields."""
     fields = [_field(name, value) for name, value in event.items() if name not in NOT_SHOWN]
     parts = [_shown(event[name]) for name in UNLABELED if event.get(name) is not None]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.wire import Bench, Pair
+from tests.support.wire import Pair, RouterHarness
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def harness() -> RouterHarness:
+    return RouterHarness()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.support.wire import Bench, Inbound, encode_notification, payload_for
+from tests.support.wire import Inbound, RouterHarness, encode_notification, payload_for
 from topics.actors.rpc.message_router import MessageRouter, MessageRouterConfig
 from topics.actors.rpc.route_table import Mode, SubjectKind, SubjectPolicy
 
@@ -47,135 +47,145 @@ ORDER = """
 MODES: dict[str, Mode] = {"!": "exclusive", "+": "broadcast"}
 
 
-def register(bench: Bench, route: str) -> None:
+def register(harness: RouterHarness, route: str) -> None:
     name, _, pattern = route.partition("=")
     text = pattern.rstrip("*!+@")
-    table = bench.session.router if "@" in pattern else bench.router
+    table = harness.session.router if "@" in pattern else harness.router
     mode = next((MODES[mark] for mark in pattern if mark in MODES), None)
     add = table.route_prefix if "*" in pattern else table.route
-    add(text, bench.note(name), mode=mode)
+    add(text, harness.note(name), mode=mode)
 
 
 @pytest.mark.parametrize("row", ORDER.strip().splitlines(), ids=lambda row: row.split("|")[0])
-def test_handlers_run_in_the_order_that_the_document_specifies(bench: Bench, row: str) -> None:
+def test_handlers_run_in_the_order_that_the_document_specifies(
+    harness: RouterHarness, row: str
+) -> None:
     _, routes, subject, called = (part.strip() for part in row.split("|"))
     for route in routes.split():
-        register(bench, route)
+        register(harness, route)
     for _ in range(2):  # The second iteration uses the cached resolution
-        bench.put(subject, payload_for(subject))
-        assert bench.record == called.split()
-        bench.record.clear()
+        harness.put(subject, payload_for(subject))
+        assert harness.record == called.split()
+        harness.record.clear()
 
 
-def test_s1_unsubscribe_removes_one_registration_once(bench: Bench) -> None:
-    handler = bench.note("twice")
-    first = bench.router.route("app/x", handler)
-    bench.router.route("app/x", handler)
-    bench.put("app/x", b"")
+def test_s1_unsubscribe_removes_one_registration_once(harness: RouterHarness) -> None:
+    handler = harness.note("twice")
+    first = harness.router.route("app/x", handler)
+    harness.router.route("app/x", handler)
+    harness.put("app/x", b"")
     for _ in range(2):
         first()
-        bench.put("app/x", b"")
-    assert bench.record == ["twice"] * 4
+        harness.put("app/x", b"")
+    assert harness.record == ["twice"] * 4
 
 
-def test_s1_unroute_removes_all_handlers_of_the_subject_and_no_prefix(bench: Bench) -> None:
-    bench.router.route("app/x", bench.note("1"))
-    stale = bench.router.route("app/x", bench.note("2"))
-    bench.router.route_prefix("app/x", bench.note("prefix"))
-    bench.router.route("app/y", bench.note("other"))
-    bench.router.unroute("app/x")
-    bench.router.route("app/x", bench.note("new"))
+def test_s1_unroute_removes_all_handlers_of_the_subject_and_no_prefix(
+    harness: RouterHarness,
+) -> None:
+    harness.router.route("app/x", harness.note("1"))
+    stale = harness.router.route("app/x", harness.note("2"))
+    harness.router.route_prefix("app/x", harness.note("prefix"))
+    harness.router.route("app/y", harness.note("other"))
+    harness.router.unroute("app/x")
+    harness.router.route("app/x", harness.note("new"))
     stale()
     for subject in ("app/x", "app/y"):
-        bench.put(subject, b"")
-    assert bench.record == ["new", "prefix", "other"]
+        harness.put(subject, b"")
+    assert harness.record == ["new", "prefix", "other"]
 
 
-def test_s1_clear_removes_all_handlers_of_its_own_scope(bench: Bench) -> None:
-    bench.router.route("app/x", bench.note("exact"))
-    bench.router.route_prefix("app/", bench.note("prefix"))
-    bench.session.router.route("app/x", bench.note("session"))
-    bench.put("app/x", b"")
-    bench.router.clear()
-    bench.put("app/x", b"")
-    bench.session.router.clear()
-    bench.put("app/x", b"")
-    assert bench.record == ["session", "exact", "prefix", "session"]
+def test_s1_clear_removes_all_handlers_of_its_own_scope(harness: RouterHarness) -> None:
+    harness.router.route("app/x", harness.note("exact"))
+    harness.router.route_prefix("app/", harness.note("prefix"))
+    harness.session.router.route("app/x", harness.note("session"))
+    harness.put("app/x", b"")
+    harness.router.clear()
+    harness.put("app/x", b"")
+    harness.session.router.clear()
+    harness.put("app/x", b"")
+    assert harness.record == ["session", "exact", "prefix", "session"]
 
 
-def test_s8_handlers_of_one_session_do_not_receive_messages_of_another(bench: Bench) -> None:
-    other = Bench(bench.router)
-    bench.session.router.route("app/x", bench.note("mine"))
+def test_s8_handlers_of_one_session_do_not_receive_messages_of_another(
+    harness: RouterHarness,
+) -> None:
+    other = RouterHarness(harness.router)
+    harness.session.router.route("app/x", harness.note("mine"))
     other.put("app/x", b"")
-    bench.put("app/x", b"")
-    assert (bench.record, other.record) == (["mine"], [])
+    harness.put("app/x", b"")
+    assert (harness.record, other.record) == (["mine"], [])
 
 
 # Registrations that change during a dispatch
 
 
-def test_s4_a_handler_added_during_a_dispatch_receives_only_later_messages(bench: Bench) -> None:
+def test_s4_a_handler_added_during_a_dispatch_receives_only_later_messages(
+    harness: RouterHarness,
+) -> None:
     added: list[Callable[[], None]] = []
 
     def add(message: Inbound) -> None:
-        bench.record.append("add")
+        harness.record.append("add")
         if not added:
-            added.append(bench.router.route("app/x", bench.note("added")))
+            added.append(harness.router.route("app/x", harness.note("added")))
 
-    bench.router.route("app/x", add)
-    bench.put("app/x", b"")
-    bench.put("app/x", b"")
-    assert bench.record == ["add", "add", "added"]
-
-
-def test_s4_a_handler_removed_during_a_dispatch_is_not_called(bench: Bench) -> None:
-    bench.router.route("app/x", lambda message: take_back())
-    take_back = bench.router.route("app/x", bench.note("gone"))
-    bench.router.route("app/x", bench.note("stays"))
-    bench.put("app/x", b"")
-    assert bench.record == ["stays"]
+    harness.router.route("app/x", add)
+    harness.put("app/x", b"")
+    harness.put("app/x", b"")
+    assert harness.record == ["add", "add", "added"]
 
 
-async def test_s4_a_handler_removed_while_another_one_waits_is_not_called(bench: Bench) -> None:
+def test_s4_a_handler_removed_during_a_dispatch_is_not_called(harness: RouterHarness) -> None:
+    harness.router.route("app/x", lambda message: take_back())
+    take_back = harness.router.route("app/x", harness.note("gone"))
+    harness.router.route("app/x", harness.note("stays"))
+    harness.put("app/x", b"")
+    assert harness.record == ["stays"]
+
+
+async def test_s4_a_handler_removed_while_another_one_waits_is_not_called(
+    harness: RouterHarness,
+) -> None:
     go_on = trio.Event()
 
     async def wait(message: Inbound) -> None:
         await go_on.wait()
 
-    bench.router.route("app/x", wait)
-    take_back = bench.router.route("app/x", bench.note("gone"))
-    bench.router.route("app/x", bench.note("stays"))
+    harness.router.route("app/x", wait)
+    take_back = harness.router.route("app/x", harness.note("gone"))
+    harness.router.route("app/x", harness.note("stays"))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: bench.put("app/x", b""))
+        nursery.start_soon(lambda: harness.put("app/x", b""))
         await trio.testing.wait_all_tasks_blocked()
         take_back()
         go_on.set()
-    assert bench.record == ["stays"]
+    assert harness.record == ["stays"]
 
 
 # §4: sequential
 
 
 async def test_s4_broadcast_awaits_each_handler_before_the_next(
-    bench: Bench, autojump_clock: trio.testing.MockClock
+    harness: RouterHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     def slow(name: str) -> Callable[[Inbound], Any]:
         async def handler(message: Inbound) -> None:
-            bench.record.append(f"{name} starts")
+            harness.record.append(f"{name} starts")
             await trio.sleep(1)
-            bench.record.append(f"{name} ends")
+            harness.record.append(f"{name} ends")
 
         return handler
 
-    bench.router.route("event/x", bench.note("plain 1"))
-    bench.router.route("event/x", slow("a"))
-    bench.router.route("event/x", bench.note("plain 2"))
-    bench.router.route_prefix("event/", slow("b"))
-    bench.router.route_prefix("event/", bench.note("plain 3"))
-    rest = bench.event("x")
-    assert bench.record == ["plain 1"]
+    harness.router.route("event/x", harness.note("plain 1"))
+    harness.router.route("event/x", slow("a"))
+    harness.router.route("event/x", harness.note("plain 2"))
+    harness.router.route_prefix("event/", slow("b"))
+    harness.router.route_prefix("event/", harness.note("plain 3"))
+    rest = harness.event("x")
+    assert harness.record == ["plain 1"]
     await rest
-    assert bench.record == [
+    assert harness.record == [
         "plain 1",
         "a starts",
         "a ends",
@@ -213,22 +223,22 @@ POLICIES: list[tuple[str, SubjectPolicy, str, list[dict[str, Any]]]] = [
 ]
 
 
-def classifying(kind: SubjectKind) -> Bench:
-    """Return a bench that classifies all subjects as this kind."""
+def classifying(kind: SubjectKind) -> RouterHarness:
+    """Return a harness that classifies all subjects as this kind."""
     policy = SubjectPolicy(classify=lambda _subject: kind)
-    return Bench(MessageRouter(MessageRouterConfig(subject_policy=policy)))
+    return RouterHarness(MessageRouter(MessageRouterConfig(subject_policy=policy)))
 
 
 @pytest.mark.parametrize(("rule", "policy", "subject", "sent"), POLICIES)
 def test_s3_the_policy_decides_which_subjects_are_accepted(
     rule: str, policy: SubjectPolicy, subject: str, sent: list[dict[str, Any]]
 ) -> None:
-    bench = Bench(MessageRouter(MessageRouterConfig(subject_policy=policy)))
-    bench.router.route_prefix("", bench.note("called"))
+    harness = RouterHarness(MessageRouter(MessageRouterConfig(subject_policy=policy)))
+    harness.router.route_prefix("", harness.note("called"))
     for _ in range(2):
-        bench.put(subject, b"opaque")
-        assert bench.wire.answers() == sent, rule
-    assert bench.record == ([] if sent else ["called", "called"])
+        harness.put(subject, b"opaque")
+        assert harness.wire.answers() == sent, rule
+    assert harness.record == ([] if sent else ["called", "called"])
 
 
 @pytest.mark.parametrize(
@@ -237,29 +247,29 @@ def test_s3_the_policy_decides_which_subjects_are_accepted(
     ids=["empty", "opaque", "notification"],
 )
 def test_s3_a_subject_classified_as_rpc_requires_a_request(payload: bytes) -> None:
-    bench = classifying("rpc")
-    bench.router.route("app/x", bench.note("called"))
-    bench.put("app/x", payload)
-    (answer,) = bench.wire.answers()
-    assert (answer["code"], answer["about"], bench.record) == (1002, 7, [])
+    harness = classifying("rpc")
+    harness.router.route("app/x", harness.note("called"))
+    harness.put("app/x", payload)
+    (answer,) = harness.wire.answers()
+    assert (answer["code"], answer["about"], harness.record) == (1002, 7, [])
     assert answer["message"].startswith("malformed payload: ")
 
 
 def test_s3_a_subject_classified_as_rpc_gets_a_reply() -> None:
-    bench = classifying("rpc")
-    bench.router.route("app/x", bench.note("first"))
-    bench.router.route("app/x", bench.note("second"))
-    bench.request("x", subject="app/x")
-    assert bench.wire.answers() == [{"subject": "app/x", "t": "R", "cid": 7, "result": "first"}]
-    assert bench.record == ["first"]
+    harness = classifying("rpc")
+    harness.router.route("app/x", harness.note("first"))
+    harness.router.route("app/x", harness.note("second"))
+    harness.request("x", subject="app/x")
+    assert harness.wire.answers() == [{"subject": "app/x", "t": "R", "cid": 7, "result": "first"}]
+    assert harness.record == ["first"]
 
 
 def test_s3_a_subject_classified_as_event_requires_a_notification() -> None:
-    bench = classifying("event")
-    bench.router.route("rpc/a", bench.note("called"))
+    harness = classifying("event")
+    harness.router.route("rpc/a", harness.note("called"))
     with capture_logs() as logs:
-        bench.request("a")
-    assert (bench.wire.answers(), bench.record, [entry["event"] for entry in logs]) == (
+        harness.request("a")
+    assert (harness.wire.answers(), harness.record, [entry["event"] for entry in logs]) == (
         [],
         [],
         ["event dropped"],

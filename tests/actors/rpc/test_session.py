@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 
 from tests.support.wire import (
     Asked,
-    Bench,
     FakeBlock,
     Inbound,
     Pair,
+    RouterHarness,
     encode_failure,
     encode_notification,
     encode_request,
@@ -40,93 +40,93 @@ from topics.formats.wire.message import ARENA, ERROR, Message, PeerClosed
 
 
 def test_s8_close_listeners_still_see_the_registrations() -> None:
-    bench = Bench()
-    bench.session.router.route("app/x", bench.note("session"))
+    harness = RouterHarness()
+    harness.session.router.route("app/x", harness.note("session"))
     seen: list[str] = []
 
     def listener(session: LinkSession) -> None:
         seen.append(f"closed {session.closed}, {len(session.router.matching('app/x'))} registered")
 
-    bench.session.on_closed(listener)
-    bench.session.on_closed(listener)
-    bench.session.close()
+    harness.session.on_closed(listener)
+    harness.session.on_closed(listener)
+    harness.session.close()
     assert seen == ["closed True, 1 registered"] * 2
-    assert bench.session.router.matching("app/x") == []
+    assert harness.session.router.matching("app/x") == []
 
 
 def test_s8_a_close_is_reported_once() -> None:
-    bench, seen = Bench(), list[str]()
-    bench.session.on_closed(lambda session: seen.append("first"))
-    bench.session.on_closed(lambda session: session.close())
-    bench.session.close()
-    bench.session.close()
+    harness, seen = RouterHarness(), list[str]()
+    harness.session.on_closed(lambda session: seen.append("first"))
+    harness.session.on_closed(lambda session: session.close())
+    harness.session.close()
+    harness.session.close()
     assert seen == ["first"]
 
 
 def test_s8_a_listener_that_raises_stops_neither_the_next_one_nor_the_cleanup() -> None:
-    bench, seen = Bench(), list[str]()
+    harness, seen = RouterHarness(), list[str]()
 
     def fail(session: LinkSession) -> None:
         raise ValueError("listener failed")
 
-    bench.session.router.route("app/x", bench.note("session"))
-    bench.session.on_closed(fail)
-    bench.session.on_closed(lambda session: seen.append("next"))
+    harness.session.router.route("app/x", harness.note("session"))
+    harness.session.on_closed(fail)
+    harness.session.on_closed(lambda session: seen.append("next"))
     with capture_logs() as logs:
-        bench.session.close()
+        harness.session.close()
     assert [(entry["event"], str(entry["exc_info"])) for entry in logs] == [
         ("close listener failed", "listener failed")
     ]
-    assert (seen, bench.session.router.matching("app/x")) == (["next"], [])
+    assert (seen, harness.session.router.matching("app/x")) == (["next"], [])
 
 
 def test_s8_only_global_handlers_survive_a_reconnect() -> None:
-    first = Bench()
+    first = RouterHarness()
     first.router.route("app/x", first.note("global"))
     first.session.router.route("app/x", first.note("session"))
     first.put("app/x", b"")
     first.session.close()
-    second = Bench(first.router)
+    second = RouterHarness(first.router)
     second.put("app/x", b"")
     assert first.record == ["session", "global", "global"]
 
 
 def test_s8_closing_the_router_closes_the_sessions_and_removes_all_handlers() -> None:
-    bench, seen = Bench(), list[str]()
-    other = Bench(bench.router)
-    bench.router.route("app/x", bench.note("global"))
-    for each in (bench, other):
+    harness, seen = RouterHarness(), list[str]()
+    other = RouterHarness(harness.router)
+    harness.router.route("app/x", harness.note("global"))
+    for each in (harness, other):
         each.session.router.route("app/x", each.note("session"))
         each.session.on_closed(
             lambda session: seen.append(
-                f"{len(session.router.matching('app/x'))} + {len(bench.router.matching('app/x'))}"
+                f"{len(session.router.matching('app/x'))} + {len(harness.router.matching('app/x'))}"
             )
         )
-    bench.router.close()
+    harness.router.close()
     assert seen == ["1 + 1", "1 + 1"]
-    assert bench.session.closed
+    assert harness.session.closed
     assert other.session.closed
-    assert bench.router.matching("app/x") == []
+    assert harness.router.matching("app/x") == []
 
 
 def test_s8_a_message_on_a_closed_session_is_dropped_and_its_memory_released() -> None:
-    bench = Bench()
-    bench.router.route("app/x", bench.note("called"))
-    bench.session.close()
-    assert bench.put("app/x", b"", flags=ARENA) is None
-    assert (bench.record, bench.wire.sent, bench.wire.released) == ([], [], [7])
+    harness = RouterHarness()
+    harness.router.route("app/x", harness.note("called"))
+    harness.session.close()
+    assert harness.put("app/x", b"", flags=ARENA) is None
+    assert (harness.record, harness.wire.sent, harness.wire.released) == ([], [], [7])
 
 
 async def test_s8_a_reply_after_the_end_of_the_session_is_not_sent() -> None:
-    bench, seen = Bench(), list[Inbound]()
-    bench.router.route("rpc/append", seen.append)
-    bench.request()
-    bench.session.close()
+    harness, seen = RouterHarness(), list[Inbound]()
+    harness.router.route("rpc/append", seen.append)
+    harness.request()
+    harness.session.close()
     block = FakeBlock()
     rpc_of(seen[0]).reply(None, block)
     with pytest.raises(PeerClosed, match="the link session with front-0 is closed"):
         seen[0].send("event/x", b"", block)
-    assert (bench.wire.sent, block.freed) == ([], 2)
+    assert (harness.wire.sent, block.freed) == ([], 2)
 
 
 # §2, §9: the message that a handler receives, and the memory of attachments
@@ -135,11 +135,11 @@ async def test_s8_a_reply_after_the_end_of_the_session_is_not_sent() -> None:
 # §2, §9: the message
 
 
-async def test_s2_a_handler_sees_the_complete_message(bench: Bench) -> None:
+async def test_s2_a_handler_sees_the_complete_message(harness: RouterHarness) -> None:
     seen: list[Inbound] = []
-    bench.router.route("rpc/append", seen.append)
+    harness.router.route("rpc/append", seen.append)
     payload = encode_request(9, "append", {"topic": "a"})
-    bench.put("rpc/append", payload, message_id=9, attachment=b"body")
+    harness.put("rpc/append", payload, message_id=9, attachment=b"body")
     (message,) = seen
     assert message.rpc is not None
     assert (message.subject, message.payload, message.attachment) == (
@@ -149,7 +149,7 @@ async def test_s2_a_handler_sees_the_complete_message(bench: Bench) -> None:
     )
     assert (message.peer_id, message.session, message.frame.message_id) == (
         "front-0",
-        bench.session,
+        harness.session,
         9,
     )
     assert (message.rpc.method, message.rpc.params, message.rpc.cid) == (
@@ -159,11 +159,11 @@ async def test_s2_a_handler_sees_the_complete_message(bench: Bench) -> None:
     )
 
 
-def test_s2_only_a_request_has_an_rpc(bench: Bench) -> None:
+def test_s2_only_a_request_has_an_rpc(harness: RouterHarness) -> None:
     seen: list[Inbound] = []
-    bench.router.route_prefix("", seen.append)
-    bench.event("topic.appended", {"topic": "a"})
-    bench.put("app/x", encode_request(7, "append", None))
+    harness.router.route_prefix("", seen.append)
+    harness.event("topic.appended", {"topic": "a"})
+    harness.put("app/x", encode_request(7, "append", None))
     event, custom = seen
     assert (event.rpc, custom.rpc) == (None, None)
     assert (event.method, event.params) == ("topic.appended", {"topic": "a"})
@@ -174,39 +174,39 @@ def test_s2_only_a_request_has_an_rpc(bench: Bench) -> None:
     "name",
     ["subject", "payload", "attachment", "peer_id", "session", "frame", "rpc", "params"],
 )
-def test_s9_no_attribute_of_a_message_can_be_set(bench: Bench, name: str) -> None:
+def test_s9_no_attribute_of_a_message_can_be_set(harness: RouterHarness, name: str) -> None:
     seen: list[Inbound] = []
-    bench.router.route("app/x", seen.append)
-    bench.put("app/x", b"")
+    harness.router.route("app/x", seen.append)
+    harness.put("app/x", b"")
     with pytest.raises(AttributeError):
         setattr(seen[0], name, None)
     with pytest.raises(AttributeError):
         seen[0].frame.message_id = 8  # type: ignore[misc]
 
 
-def test_s9_every_message_is_sent_with_a_new_message_id(bench: Bench) -> None:
+def test_s9_every_message_is_sent_with_a_new_message_id(harness: RouterHarness) -> None:
     def handler(message: Inbound) -> None:
         assert message.rpc is not None
         message.send("event/x", encode_notification("x", None))
         message.send("event/x", encode_notification("x", None))
         message.rpc.reply()
 
-    bench.router.route("rpc/a", handler)
+    harness.router.route("rpc/a", handler)
     for cid in (7, 8):
-        bench.request("a", cid=cid)
-    bench.request("unknown", cid=9)
-    bench.put("stream/x", b"")
-    ids = bench.wire.message_ids
+        harness.request("a", cid=cid)
+    harness.request("unknown", cid=9)
+    harness.put("stream/x", b"")
+    ids = harness.wire.message_ids
     assert len(ids) == len(set(ids)) == 8
     assert not {7, 8, 9} & set(ids)
 
 
-def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
-    bench.router.route(
+def test_s9_a_reply_keeps_subject_and_cid(harness: RouterHarness) -> None:
+    harness.router.route(
         "rpc/a", lambda message: message.rpc.reply({"n": 1}, b"body") if message.rpc else None
     )
-    bench.request("a", cid=41)
-    (answer,) = bench.wire.sent
+    harness.request("a", cid=41)
+    (answer,) = harness.wire.sent
     assert (answer.subject, msgspec.msgpack.decode(answer.payload), answer.attachment) == (
         "rpc/a",
         {"t": "R", "cid": 41, "result": {"n": 1}},
@@ -239,45 +239,47 @@ def test_s9_a_reply_keeps_subject_and_cid(bench: Bench) -> None:
     ],
 )
 def test_s9_memory_of_the_peer_is_released_after_the_message_is_handled(
-    bench: Bench, put: Callable[[Bench], Any], handler: str
+    harness: RouterHarness, put: Callable[[RouterHarness], Any], handler: str
 ) -> None:
     if handler:
         for subject in ("rpc/a", "event/a", "app/a"):
-            bench.router.route(subject, getattr(bench, handler)("handler"))
-    assert put(bench) is None
-    assert bench.wire.released == [7]
+            harness.router.route(subject, getattr(harness, handler)("handler"))
+    assert put(harness) is None
+    assert harness.wire.released == [7]
 
 
-async def test_s9_memory_of_the_peer_is_kept_until_the_reply(bench: Bench) -> None:
+async def test_s9_memory_of_the_peer_is_kept_until_the_reply(harness: RouterHarness) -> None:
     seen: list[Inbound] = []
-    bench.router.route("rpc/a", seen.append)
-    bench.request("a", flags=ARENA)
-    assert bench.wire.released == []
-    bench.session.close()
+    harness.router.route("rpc/a", seen.append)
+    harness.request("a", flags=ARENA)
+    assert harness.wire.released == []
+    harness.session.close()
     assert seen[0].rpc is not None
     seen[0].rpc.reply()
-    assert bench.wire.released == [7]
+    assert harness.wire.released == [7]
 
 
 async def test_s9_memory_of_the_peer_is_kept_until_the_last_handler_has_returned(
-    bench: Bench,
+    harness: RouterHarness,
 ) -> None:
     async def wait(message: Inbound) -> None:
         await trio.lowlevel.checkpoint()
-        bench.record.append(f"released {bench.wire.released}")
+        harness.record.append(f"released {harness.wire.released}")
 
-    bench.router.route("event/a", wait)
-    bench.router.route_prefix("event/", wait)
-    await bench.event("a", flags=ARENA)
-    assert (bench.record, bench.wire.released) == (["released []", "released []"], [7])
+    harness.router.route("event/a", wait)
+    harness.router.route_prefix("event/", wait)
+    await harness.event("a", flags=ARENA)
+    assert (harness.record, harness.wire.released) == (["released []", "released []"], [7])
 
 
-async def test_a_request_that_releases_an_inline_attachment_frees_its_memory(bench: Bench) -> None:
+async def test_a_request_that_releases_an_inline_attachment_frees_its_memory(
+    harness: RouterHarness,
+) -> None:
     """A long poll waits for half a minute after its body was decoded."""
     seen: list[Inbound] = []
-    bench.router.route("rpc/a", seen.append)
+    harness.router.route("rpc/a", seen.append)
     message = Message(7, 0, "rpc/a", encode_request(1, "a", ()), b"x" * 100)
-    assert bench.router.dispatch(bench.session, message) is None
+    assert harness.router.dispatch(harness.session, message) is None
     (inbound,) = seen
     assert inbound.attachment == b"x" * 100
     inbound.release()
@@ -285,7 +287,7 @@ async def test_a_request_that_releases_an_inline_attachment_frees_its_memory(ben
     assert (inbound.attachment, message.attachment, message.payload) == (b"", b"", b"")
     assert inbound.rpc is not None
     inbound.rpc.reply()
-    assert bench.wire.released == []
+    assert harness.wire.released == []
 
 
 # Calls and events between two sessions
@@ -340,7 +342,7 @@ async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
     request.error(2001, "no such topic", {"code": "topic_not_found"})
     assert not request.is_open
     assert pair.deliver() == ["rpc/diff Failure"]
-    (error,) = asked.told
+    (error,) = asked.outcomes
     assert isinstance(error, RemoteError)
     assert (error.code, error.message, error.data) == (
         2001,
@@ -384,16 +386,16 @@ def test_a_refused_call_fails(pair: Pair) -> None:
     (request,) = pair.to_shard.take()
     pair.to_shard.send("rpc/diff", b"damaged", message_id=request.message_id)
     assert pair.deliver() == ["rpc/diff Malformed", "refusal"]
-    (error,) = asked.told
+    (error,) = asked.outcomes
     assert error.code == 1002
     assert error.message.startswith("malformed payload: ")
 
 
 def test_a_refusal_gets_no_reply() -> None:
-    bench = Bench()
+    harness = RouterHarness()
     with capture_logs() as logs:
-        bench.put("stream/x", b"junk", flags=ERROR)
-    assert ([entry["event"] for entry in logs], bench.wire.sent) == (["refusal dropped"], [])
+        harness.put("stream/x", b"junk", flags=ERROR)
+    assert ([entry["event"] for entry in logs], harness.wire.sent) == (["refusal dropped"], [])
 
 
 # Events
@@ -416,9 +418,9 @@ def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
 
 def test_closing_a_session_fails_its_pending_calls_before_the_listeners_run(pair: Pair) -> None:
     asked = pair.ask(DIFF, PARAMS)
-    pair.caller.on_closed(lambda session: asked.told.append("closed"))
+    pair.caller.on_closed(lambda session: asked.outcomes.append("closed"))
     pair.caller.close()
-    assert list(map(str, asked.told)) == [
+    assert list(map(str, asked.outcomes)) == [
         "the link session with shard-0 closed, call 101 was pending",
         "closed",
     ]
@@ -450,7 +452,7 @@ def test_an_abandoned_call_is_reported_to_the_peer_and_its_late_reply_released(p
     assert pair.deliver() == ["event/call.cancelled Notification"]
     assert [event.params for event in cancelled] == [CallCancelledParams(asked.cid)]
     answer(pair, asked.cid)
-    assert (asked.told, pair.to_shard.released) == ([], [9])
+    assert (asked.outcomes, pair.to_shard.released) == ([], [9])
 
 
 @pytest.mark.parametrize(
@@ -463,7 +465,7 @@ def test_a_late_reply_does_not_affect_other_calls(pair: Pair, late: bytes) -> No
     given_up.pending.abandon()
     pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
     answer(pair, kept.cid, flags=0)
-    assert (kept.reply().result, given_up.told) == (Number(5), [])
+    assert (kept.reply().result, given_up.outcomes) == (Number(5), [])
 
 
 @pytest.mark.parametrize("how", ["abandoned", "failed"])
@@ -482,14 +484,14 @@ def test_a_late_reply_is_passed_once_to_the_function_that_requested_it(
         answer(pair, asked.cid)
     assert late == ([Number(5)] if is_wanted else [])
     assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
-    assert list(map(type, asked.told)) == ([] if how == "abandoned" else [PeerClosed])
+    assert list(map(type, asked.outcomes)) == ([] if how == "abandoned" else [PeerClosed])
 
 
 def test_abandoning_a_call_of_a_disconnected_peer_is_not_an_error(pair: Pair) -> None:
     asked = pair.ask(DIFF, PARAMS)
     pair.to_shard.broken = True
     asked.pending.abandon()
-    assert (asked.pending.is_done, asked.told) == (True, [])
+    assert (asked.pending.is_done, asked.outcomes) == (True, [])
 
 
 def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
@@ -509,8 +511,8 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
     first = pair.caller.call(DIFF, PARAMS, b"", lambda _: others[0].pending.abandon())
     others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
     pair.caller.close()
-    assert (first.is_done, others[0].told) == (True, [])
-    assert list(map(type, others[1].told)) == [PeerClosed]
+    assert (first.is_done, others[0].outcomes) == (True, [])
+    assert list(map(type, others[1].outcomes)) == [PeerClosed]
 
 
 def test_params_that_cannot_be_encoded_start_no_call_and_free_their_block(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures: desks of a shard for the tests of its services."""
+"""Fixtures: harnesses for the tests of a shard's services."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 import trio
 
 from tests.support.feeds import Front, OnDisk
-from tests.support.queue_desk import QueueDesk
-from tests.support.shard import Desk
+from tests.support.queue_harness import QueueHarness
+from tests.support.shard import ShardHarness
 from tests.support.streamed import LONG
 from topics.actors.shard import appends, streamed_appends
 from topics.formats.api import append_slices
 
 
 @pytest.fixture
-def desk(tmp_path: Path, nursery: trio.Nursery) -> Desk:
+def harness(tmp_path: Path, nursery: trio.Nursery) -> ShardHarness:
     """One session of a front with a shard."""
-    return Desk(tmp_path, nursery)
+    return ShardHarness(tmp_path, nursery)
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def front(tmp_path: Path, nursery: trio.Nursery) -> Front:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, nursery: trio.Nursery) -> QueueDesk:
+def workers(tmp_path: Path, nursery: trio.Nursery) -> QueueHarness:
     """A session whose clients work on queues."""
-    return QueueDesk(tmp_path, nursery)
+    return QueueHarness(tmp_path, nursery)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard import appends
 from topics.engine.changes import append
 from topics.engine.priority import NEW_BAND, TOP_BAND
@@ -40,12 +40,12 @@ def said(answers: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("durability", CLASSES)
 async def test_all_appends_of_a_message_get_their_replies_together_and_in_order(
-    desk: Desk, durability: str
+    harness: ShardHarness, durability: str
 ) -> None:
-    desk.make("a", durability=durability)
-    number = desk.append_many("a", body(1), body(2, 3), body(4))
-    desk.synced()
-    ((told, answers),) = desk.batches()
+    harness.make("a", durability=durability)
+    number = harness.append_many("a", body(1), body(2, 3), body(4))
+    harness.synced()
+    ((told, answers),) = harness.batches()
     assert (told, said(answers)) == (number, [[1], [2, 3], [4]])
     assert (
         [answer["last_seq"] for answer in answers]
@@ -55,86 +55,88 @@ async def test_all_appends_of_a_message_get_their_replies_together_and_in_order(
     assert {(answer["topic"], answer["created"], answer["deduped"]) for answer in answers} == {
         ("a", False, False)
     }
-    assert desk.seqs("a") == [1, 2, 3, 4]
+    assert harness.seqs("a") == [1, 2, 3, 4]
 
 
-def frames(desk: Desk) -> list[int]:
+def frames(harness: ShardHarness) -> list[int]:
     """Return the number of records of each APPEND frame."""
     return [
-        frame.record_count for frame in desk.log.frames.values() if frame.kind is FrameKind.APPEND
+        frame.record_count
+        for frame in harness.log.frames.values()
+        if frame.kind is FrameKind.APPEND
     ]
 
 
 @pytest.mark.parametrize("end", ["written", "synced"])
 async def test_appends_of_a_message_share_a_frame_and_wait_for_their_durability_class(
-    desk: Desk, end: str
+    harness: ShardHarness, end: str
 ) -> None:
-    desk.make("a", durability="disk" if end == "written" else "fsync")
-    desk.append_many("a", body(1), body(2))
-    assert frames(desk) == [2]
-    desk.flush()
-    assert desk.batches() == []
+    harness.make("a", durability="disk" if end == "written" else "fsync")
+    harness.append_many("a", body(1), body(2))
+    assert frames(harness) == [2]
+    harness.flush()
+    assert harness.batches() == []
     if end == "synced":
-        desk.written()
-        assert desk.batches() == []
-    getattr(desk, end)()
-    ((_, answers),) = desk.batches()
+        harness.written()
+        assert harness.batches() == []
+    getattr(harness, end)()
+    ((_, answers),) = harness.batches()
     assert said(answers) == [[1], [2]]
 
 
 async def test_requests_with_a_key_or_a_config_have_their_own_frames_in_order(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
+    harness.make("a")
     key, config = {"idempotency_key": "k"}, {"config": {"ttl_ms": 5}}
-    desk.append_many(
+    harness.append_many(
         "a", body(1), body(2, 3), body(4, **key), body(5), b"bad", body(6), body(7, **config)
     )
-    assert frames(desk) == [3, 1, 2, 1]
-    desk.written()
-    ((_, answers),) = desk.batches()
+    assert frames(harness) == [3, 1, 2, 1]
+    harness.written()
+    ((_, answers),) = harness.batches()
     assert said(answers) == [[1], [2, 3], [4], [5], "invalid_request", [6], [7]]
 
 
-async def test_a_group_ends_at_its_maximum_length(desk: Desk) -> None:
-    desk.make("a")
+async def test_a_group_ends_at_its_maximum_length(harness: ShardHarness) -> None:
+    harness.make("a")
     long = "x" * (appends.JOINED_MAX_BYTES // 3)
-    desk.append_many("a", *[body(long)] * 5, body(long * 4), body(1))
-    assert frames(desk) == [2, 2, 1, 1, 1]
+    harness.append_many("a", *[body(long)] * 5, body(long * 4), body(1))
+    assert frames(harness) == [2, 2, 1, 1, 1]
 
 
-async def test_records_of_a_group_keep_their_own_members(desk: Desk) -> None:
+async def test_records_of_a_group_keep_their_own_members(harness: ShardHarness) -> None:
     records: list[dict[str, Any]] = [
         {"data": 1},
         {"data": 2, "node": "n", "tag": "t"},
         {"data": 3, "meta": {"k": [1.10]}},
         {"data": 4, "tag": "t"},
     ]
-    desk.make("a")
-    desk.append_many("a", *[{"records": [record]} for record in records], body(5))
-    desk.append_many("a", *[{"records": [record], "node": "m"} for record in records], body(6))
-    assert frames(desk) == [5, 4, 1]
-    desk.written()
-    desk.batches()
-    desk.diff("a", include_tags=True)
-    ((_, page),) = desk.bodies()
+    harness.make("a")
+    harness.append_many("a", *[{"records": [record]} for record in records], body(5))
+    harness.append_many("a", *[{"records": [record], "node": "m"} for record in records], body(6))
+    assert frames(harness) == [5, 4, 1]
+    harness.written()
+    harness.batches()
+    harness.diff("a", include_tags=True)
+    ((_, page),) = harness.bodies()
     read = [{k: v for k, v in each.items() if k not in ("$seq", "$ts")} for each in page["records"]]
     named = [{"$" * (k in ("node", "tag")) + k: v for k, v in record.items()} for record in records]
     assert read == [*named, {"data": 5}, *[{"$node": "m", **each} for each in named], {"data": 6}]
 
 
-async def test_a_delay_applies_only_to_the_job_that_has_it(desk: Desk) -> None:
-    desk.make("q", type="queue")
+async def test_a_delay_applies_only_to_the_job_that_has_it(harness: ShardHarness) -> None:
+    harness.make("q", type="queue")
     far = {"records": [{"data": 3, "delay_ms": 1 << 60}]}
-    desk.append_many("q", body(1), {"records": [{"data": 2, "delay_ms": 60_000}]}, body(4))
-    assert frames(desk) == [3]
-    desk.append_many("q", body(5), far, body(6))
-    assert frames(desk) == [3, 1, 1]
-    desk.written()
-    answers = [answer for _, batch in desk.batches() for answer in batch]
+    harness.append_many("q", body(1), {"records": [{"data": 2, "delay_ms": 60_000}]}, body(4))
+    assert frames(harness) == [3]
+    harness.append_many("q", body(5), far, body(6))
+    assert frames(harness) == [3, 1, 1]
+    harness.written()
+    answers = [answer for _, batch in harness.batches() for answer in batch]
     assert said(answers) == [[1], [2], [3], [4], "invalid_request", [5]]
     assert answers[4]["detail"] == {"index": 0}
-    jobs = desk.engine.topic("q").jobs
+    jobs = harness.engine.topic("q").jobs
     assert jobs is not None
     assert jobs.counters(5).delayed == 1
 
@@ -170,28 +172,28 @@ def some_body(chance: random.Random) -> dict[str, Any] | bytes:
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 async def test_a_message_has_the_same_effects_as_its_requests_one_by_one(
-    desk: Desk, durability: str, config: dict[str, Any]
+    harness: ShardHarness, durability: str, config: dict[str, Any]
 ) -> None:
     chance = random.Random(str((durability, config)))
     for name in ("together", "alone"):
-        desk.make(name, durability=durability, **config)
+        harness.make(name, durability=durability, **config)
     for _ in range(30):
         bodies = [some_body(chance) for _ in range(chance.randint(1, 8))]
         told, states = [], []
         for name in ("together", "alone"):
             for some in [bodies] if name == "together" else [[body] for body in bodies]:
-                desk.append_many(name, *some)
-            desk.synced()
+                harness.append_many(name, *some)
+            harness.synced()
             told.append(
                 [
                     said([answer])[0]
-                    for _, some in sorted(desk.batches(), key=itemgetter(0))
+                    for _, some in sorted(harness.batches(), key=itemgetter(0))
                     for answer in some
                 ]
             )
-            topic = desk.engine.topic(name)
-            desk.diff(name, limit=1000, include_tags=True, include_meta=True)
-            ((_, page),) = desk.bodies()
+            topic = harness.engine.topic(name)
+            harness.diff(name, limit=1000, include_tags=True, include_meta=True)
+            ((_, page),) = harness.bodies()
             records = [{**record, "$ts": 0} for record in page["records"]]
             jobs = topic.jobs.counters(topic.count) if topic.jobs is not None else None
             size = topic.count, topic.bytes, topic.pending, topic.pending_bytes
@@ -200,28 +202,32 @@ async def test_a_message_has_the_same_effects_as_its_requests_one_by_one(
         assert states[0] == states[1]
 
 
-async def test_a_batch_to_a_fast_topic_does_not_wait_for_one_to_a_slow_topic(desk: Desk) -> None:
-    desk.make("slow", durability="fsync")
-    desk.make("quick", durability="ephemeral")
-    slow = desk.append_many("slow", body(1), body(2))
-    quick = desk.append_many("quick", body(3), body(4))
-    assert [number for number, _ in desk.batches()] == [quick]
-    desk.written()
-    assert desk.batches() == []
-    desk.synced()
-    assert [number for number, _ in desk.batches()] == [slow]
+async def test_a_batch_to_a_fast_topic_does_not_wait_for_one_to_a_slow_topic(
+    harness: ShardHarness,
+) -> None:
+    harness.make("slow", durability="fsync")
+    harness.make("quick", durability="ephemeral")
+    slow = harness.append_many("slow", body(1), body(2))
+    quick = harness.append_many("quick", body(3), body(4))
+    assert [number for number, _ in harness.batches()] == [quick]
+    harness.written()
+    assert harness.batches() == []
+    harness.synced()
+    assert [number for number, _ in harness.batches()] == [slow]
 
 
 async def test_the_duration_of_each_request_counts_from_its_arrival_at_the_front(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
+    harness.make("a")
     raw = [json_bytes(body(number)) for number in range(3)]
     now, lengths = time.monotonic_ns(), [len(each) for each in raw]
     ats = [now, now - 5_000_000_000, now]
-    desk.ask(APPEND, AppendParams("a", None, True, None, now, lengths, ats=ats), b"".join(raw))
-    desk.written()
-    ((_, answers),) = desk.batches()
+    harness.request(
+        APPEND, AppendParams("a", None, True, None, now, lengths, ats=ats), b"".join(raw)
+    )
+    harness.written()
+    ((_, answers),) = harness.batches()
     took_s = [answer["performance"]["server_total_ms"] // 5000 for answer in answers]
     assert took_s == [0, 1, 0]
 
@@ -239,37 +245,39 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "code"), BAD, ids=[str(content)[:40] for content, _ in BAD])
 async def test_an_invalid_request_does_not_affect_its_neighbours(
-    desk: Desk, bad: bytes, code: str
+    harness: ShardHarness, bad: bytes, code: str
 ) -> None:
-    desk.make("a")
-    desk.append_many("a", bad, body(1), bad, bad, body(2), bad)
-    desk.written()
-    ((_, answers),) = desk.batches()
+    harness.make("a")
+    harness.append_many("a", bad, body(1), bad, bad, body(2), bad)
+    harness.written()
+    ((_, answers),) = harness.batches()
     assert said(answers) == [code, [1], code, code, [2], code]
-    assert desk.seqs("a") == [1, 2]
+    assert harness.seqs("a") == [1, 2]
 
 
-async def test_a_batch_of_invalid_requests_gets_its_replies_immediately(desk: Desk) -> None:
-    desk.make("a", durability="fsync")
-    desk.append_many("a", b"{", b"[")
-    ((_, answers),) = desk.batches()
+async def test_a_batch_of_invalid_requests_gets_its_replies_immediately(
+    harness: ShardHarness,
+) -> None:
+    harness.make("a", durability="fsync")
+    harness.append_many("a", b"{", b"[")
+    ((_, answers),) = harness.batches()
     assert said(answers) == ["invalid_request"] * 2
     assert all(answer["message"] for answer in answers)
 
 
-async def test_an_error_in_a_batch_keeps_its_detail(desk: Desk) -> None:
-    desk.make("a", cap_records=2, discard="reject")
-    desk.append_many("a", body(1), body(2, 3), body(4), body(5))
-    desk.written()
-    ((_, answers),) = desk.batches()
+async def test_an_error_in_a_batch_keeps_its_detail(harness: ShardHarness) -> None:
+    harness.make("a", cap_records=2, discard="reject")
+    harness.append_many("a", body(1), body(2, 3), body(4), body(5))
+    harness.written()
+    ((_, answers),) = harness.batches()
     assert said(answers) == [[1], "topic_full", [2], "topic_full"]
     assert answers[1]["detail"] == {"topic": "a", "cap_records": 2, "cap_bytes": 0}
 
 
 async def test_an_unexpected_error_of_one_request_is_reported_only_to_that_request(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.make("a")
+    harness.make("a")
     decide = append.decide
 
     def broken(table: Any, name: str, asked: Any, *rest: Any) -> Any:
@@ -278,9 +286,9 @@ async def test_an_unexpected_error_of_one_request_is_reported_only_to_that_reque
         return decide(table, name, asked, *rest)
 
     monkeypatch.setattr(append, "decide", broken)
-    desk.append_many("a", body(1), body(2), body(3))
-    desk.written()
-    ((_, answers),) = desk.batches()
+    harness.append_many("a", body(1), body(2), body(3))
+    harness.written()
+    ((_, answers),) = harness.batches()
     assert said(answers) == [[1], Internal.code, [2]]
     assert "ZeroDivisionError" not in str(answers), "what went wrong inside is for the log"
 
@@ -288,11 +296,11 @@ async def test_an_unexpected_error_of_one_request_is_reported_only_to_that_reque
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", CLASSES)
 async def test_a_key_that_occurs_twice_in_a_message_is_written_once(
-    desk: Desk, durability: str
+    harness: ShardHarness, durability: str
 ) -> None:
-    desk.make("a", durability=durability)
+    harness.make("a", durability=durability)
     first, other = {"idempotency_key": "k"}, {"idempotency_key": "l"}
-    desk.append_many(
+    harness.append_many(
         "a",
         body(1, **first),
         body(2, **first),
@@ -301,113 +309,117 @@ async def test_a_key_that_occurs_twice_in_a_message_is_written_once(
         body(5, **first),
         body(6, **other),
     )
-    desk.synced()
-    ((_, answers),) = desk.batches()
+    harness.synced()
+    ((_, answers),) = harness.batches()
     assert said(answers) == [[1], [1], [2], [3], [1], [3]]
     assert [answer["deduped"] for answer in answers] == [False, True, False, False, True, True]
-    assert desk.seqs("a") == [1, 2, 3]
+    assert harness.seqs("a") == [1, 2, 3]
 
 
-async def test_a_retry_in_another_message_waits_for_the_first_attempt(desk: Desk) -> None:
-    desk.make("a", durability="fsync")
-    alone = desk.append("a", 1, key="k")
-    desk.append_many("a", body(2, idempotency_key="k"), body(3))
-    desk.append_many("a", body(4, idempotency_key="k"))
-    desk.written()
-    assert desk.wire.sent == []
-    desk.synced()
-    alone_frame, *batches = desk.wire.take()
+async def test_a_retry_in_another_message_waits_for_the_first_attempt(
+    harness: ShardHarness,
+) -> None:
+    harness.make("a", durability="fsync")
+    alone = harness.append("a", 1, key="k")
+    harness.append_many("a", body(2, idempotency_key="k"), body(3))
+    harness.append_many("a", body(4, idempotency_key="k"))
+    harness.written()
+    assert harness.wire.sent == []
+    harness.synced()
+    alone_frame, *batches = harness.wire.take()
     assert decode(alone_frame.payload).cid == alone
-    desk.wire.sent = batches
-    assert sorted(said(answers) for _, answers in desk.batches()) == [[[1]], [[1], [2]]]
-    assert desk.seqs("a") == [1, 2]
+    harness.wire.sent = batches
+    assert sorted(said(answers) for _, answers in harness.batches()) == [[[1]], [[1], [2]]]
+    assert harness.seqs("a") == [1, 2]
 
 
-async def test_only_the_first_request_creates_the_topic_and_reports_it(desk: Desk) -> None:
+async def test_only_the_first_request_creates_the_topic_and_reports_it(
+    harness: ShardHarness,
+) -> None:
     refused = body(0, create=False)
-    desk.append_many("a", refused, body(1, config={"durability": "memory"}), body(2), refused)
-    desk.written()
-    assert desk.batches() == []
-    desk.synced()
-    ((_, answers),) = desk.batches()
+    harness.append_many("a", refused, body(1, config={"durability": "memory"}), body(2), refused)
+    harness.written()
+    assert harness.batches() == []
+    harness.synced()
+    ((_, answers),) = harness.batches()
     assert said(answers) == ["topic_not_found", [1], [2], [3]]
     assert [answer.get("created") for answer in answers] == [None, True, False, False]
 
 
 async def test_requests_without_space_are_rejected_individually_and_the_log_continues(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
-    desk.append_many("a", body(1, idempotency_key="k"), body(2, idempotency_key="k"), body(3))
-    desk.failed(FULL)
-    ((_, answers),) = desk.batches()
+    harness.make("a")
+    harness.append_many("a", body(1, idempotency_key="k"), body(2, idempotency_key="k"), body(3))
+    harness.failed(FULL)
+    ((_, answers),) = harness.batches()
     assert said(answers) == ["not_ready"] * 3
-    desk.append_many("a", body(4, idempotency_key="k"), body(5))
-    desk.written()
-    ((_, answers),) = desk.batches()
+    harness.append_many("a", body(4, idempotency_key="k"), body(5))
+    harness.written()
+    ((_, answers),) = harness.batches()
     assert (said(answers), [answer["deduped"] for answer in answers]) == (
         [[1], [2]],
         [False, False],
     )
 
 
-async def test_a_broken_log_rejects_the_complete_batch(desk: Desk) -> None:
-    desk.make("a")
-    desk.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
-    desk.append_many("a", body(1), body(2))
-    (frame,) = desk.wire.take()
+async def test_a_broken_log_rejects_the_complete_batch(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
+    harness.append_many("a", body(1), body(2))
+    (frame,) = harness.wire.take()
     failure = decode(frame.payload)
     assert isinstance(failure, Failure)
     assert failure.data["code"] == "not_ready"
 
 
 async def test_a_batch_waits_in_order_for_a_streamed_append(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", 1000)
-    desk.make("a", durability="ephemeral")
-    long = desk.append("a", *["x" * 200] * 9)
-    burst = desk.append_many("a", body(1), b"bad", body(2))
-    assert desk.wire.sent == []
-    while len(desk.wire.sent) < 2:
+    harness.make("a", durability="ephemeral")
+    long = harness.append("a", *["x" * 200] * 9)
+    burst = harness.append_many("a", body(1), b"bad", body(2))
+    assert harness.wire.sent == []
+    while len(harness.wire.sent) < 2:
         await trio.lowlevel.checkpoint()
-    first, second = desk.wire.take()
+    first, second = harness.wire.take()
     assert decode(first.payload).cid == long
-    desk.wire.sent = [second]
-    ((number, answers),) = desk.batches()
+    harness.wire.sent = [second]
+    ((number, answers),) = harness.batches()
     assert (number, said(answers)) == (burst, [[10], "invalid_request", [11]])
 
 
-async def test_seqs_are_omitted_unless_requested(desk: Desk) -> None:
-    desk.make("a", durability="ephemeral")
-    desk.append_many("a", body(1), body(2), with_seqs=False)
-    ((_, answers),) = desk.batches()
+async def test_seqs_are_omitted_unless_requested(harness: ShardHarness) -> None:
+    harness.make("a", durability="ephemeral")
+    harness.append_many("a", body(1), body(2), with_seqs=False)
+    ((_, answers),) = harness.batches()
     assert [("seqs" in answer, answer["last_seq"]) for answer in answers] == [
         (False, 1),
         (False, 2),
     ]
 
 
-async def test_outcomes_contain_the_band_of_the_topic(desk: Desk) -> None:
+async def test_outcomes_contain_the_band_of_the_topic(harness: ShardHarness) -> None:
     def bands() -> list[list[int]]:
-        desk.synced()
-        answers = [decode(frame.payload) for frame in desk.wire.take()]
+        harness.synced()
+        answers = [decode(frame.payload) for frame in harness.wire.take()]
         results = [APPEND.result._make(answer.result) for answer in answers]
         return [[*map(band_in, result.outcomes)] for result in results]
 
-    desk.make("high", priority=1000)
-    desk.make("low", priority=-1)
-    desk.append("high", 1)
-    desk.append("low", 1)
-    desk.append_many("high", body(1), b"{", body(2))
-    desk.append_raw("low", b"{")
+    harness.make("high", priority=1000)
+    harness.make("low", priority=-1)
+    harness.append("high", 1)
+    harness.append("low", 1)
+    harness.append_many("high", body(1), b"{", body(2))
+    harness.append_raw("low", b"{")
     assert bands() == [[0], [TOP_BAND], [0], [TOP_BAND] * 3]
-    desk.append("new", 1)
-    desk.append("made so", 1)  # An invalid name
-    desk.append("made", 1, config={"priority": 300})
+    harness.append("new", 1)
+    harness.append("made so", 1)  # An invalid name
+    harness.append("made", 1, config={"priority": 300})
     assert bands() == [[NEW_BAND], [NEW_BAND], [3]]
-    desk.diff("new")
-    desk.synced()
-    desk.wire.take()
-    desk.append("new", 1)
+    harness.diff("new")
+    harness.synced()
+    harness.wire.take()
+    harness.append("new", 1)
     assert bands() == [[3]]

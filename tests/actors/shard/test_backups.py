@@ -116,7 +116,7 @@ async def test_a_backup_waits_for_a_forward_in_flight(routed: RoutedShards) -> N
     routed.nursery.start_soon(hold)
     await until(lambda: moves.is_held)
     assert not answers
-    routed.go_on()
+    routed.deliver_all()
     await until(lambda: answers)
     assert not isinstance(answers[0], TopicsError)
     assert routed.topic("c").head_seq == 1  # The forward in flight has completed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.link.liveness import DISK_STALLED
 from topics.actors.shard.context import Clock
 from topics.engine.now import Now
@@ -17,33 +17,33 @@ from topics.storage.disk import Damaged
 
 
 async def test_records_that_expired_before_the_start_was_logged_are_reported_later(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a", ttl_ms=1000)
-    desk.append("a", 1)
-    desk.synced()
-    desk.answers()
-    desk.loop.context.disk_space.unwritten = [object()]  # type: ignore[list-item]
-    now = desk.loop.context.now
-    desk.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
-    assert desk.seqs("a") == []
-    desk.loop.context.disk_space.unwritten = []
-    before = desk.log.next_lsn
-    assert desk.seqs("a") == []
-    assert [frame.kind for place, frame in desk.log.frames.items() if place >= before] == [
+    harness.make("a", ttl_ms=1000)
+    harness.append("a", 1)
+    harness.synced()
+    harness.answers()
+    harness.loop.context.disk_space.unwritten = [object()]  # type: ignore[list-item]
+    now = harness.loop.context.now
+    harness.loop.context.now = Now(now.ts + 5000, now.ms + 5000)
+    assert harness.seqs("a") == []
+    harness.loop.context.disk_space.unwritten = []
+    before = harness.log.next_lsn
+    assert harness.seqs("a") == []
+    assert [frame.kind for place, frame in harness.log.frames.items() if place >= before] == [
         FrameKind.FLOOR
     ]
 
 
 async def test_a_damaged_topic_can_still_be_used(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.make("a", ttl_ms=1000)
-    context = desk.loop.context
+    harness.make("a", ttl_ms=1000)
+    context = harness.loop.context
     reported: list[Damaged] = []
 
     def expire(*_: Any) -> None:
-        raise Damaged(desk.log.folder, 0, "a bad checksum")
+        raise Damaged(harness.log.folder, 0, "a bad checksum")
 
     monkeypatch.setattr(context.engine, "expire", expire)
     monkeypatch.setattr(context.store, "report", reported.append)
@@ -53,25 +53,25 @@ async def test_a_damaged_topic_can_still_be_used(
         context.find_topic("b")
 
 
-async def test_writes_to_a_stalled_disk_are_refused_with_the_reason(desk: Desk) -> None:
-    desk.loop.context.check_writable(grows=True)
-    desk.loop.context.disk.is_stalled = True
+async def test_writes_to_a_stalled_disk_are_refused_with_the_reason(harness: ShardHarness) -> None:
+    harness.loop.context.check_writable(grows=True)
+    harness.loop.context.disk.is_stalled = True
     with pytest.raises(NotReady) as refused:
-        desk.loop.context.check_writable()
+        harness.loop.context.check_writable()
     assert refused.value.detail == {"reason": DISK_STALLED}
 
 
-async def test_without_space_only_growing_requests_are_refused(desk: Desk) -> None:
-    desk.log.lacks_space = True
-    desk.loop.context.check_writable(grows=False)
+async def test_without_space_only_growing_requests_are_refused(harness: ShardHarness) -> None:
+    harness.log.lacks_space = True
+    harness.loop.context.check_writable(grows=False)
     with pytest.raises(NotReady):
-        desk.loop.context.check_writable(grows=True)
+        harness.loop.context.check_writable(grows=True)
 
 
 async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_its_own(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    context = desk.loop.context
+    context = harness.loop.context
     order: list[tuple[object, int]] = []
     requests: list[Any] = [
         SimpleNamespace(number=number, is_open=True, session=SimpleNamespace(closed=False))

@@ -123,13 +123,13 @@ async def test_a_wake_is_not_lost_before_the_task_sleeps_nor_while_it_runs(
 ) -> None:
     queue, turns = Deadlines(), list[int]()
 
-    def turn() -> None:
+    def run_iteration() -> None:
         turns.append(len(turns))
         if len(turns) < 3:
             queue.wake()
 
     queue.wake()
-    nursery.start_soon(queue.run, turn)
+    nursery.start_soon(queue.run, run_iteration)
     await wait_all_tasks_blocked()
     assert turns == [0, 1, 2]
     queue.wake()

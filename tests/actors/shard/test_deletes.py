@@ -13,7 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.engine.routing.test_graph import router
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from tests.support.shards import FakeRegistry, Shards
 from topics.engine.changes import delete_records
 from topics.errors import NotReady
@@ -25,42 +25,42 @@ from topics.storage.wal.log_file import NoSpace
 FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-async def test_a_failed_delete_leaves_its_topic_unchanged(desk: Desk) -> None:
-    desk.make("a", durability="ephemeral")
-    desk.append("a", "kept")
-    desk.answers()
-    gone = desk.delete("a")
-    new = desk.append("a", "of another topic")
-    desk.failed(FULL)
-    assert desk.answers() == [(new, "not_ready")]
-    desk.failed(FULL)  # By itself it could have used the reserve
-    assert desk.answers() == [(gone, "not_ready")]
-    assert desk.seqs("a") == [1]
-    again = desk.append("a", "next")
-    assert desk.answers() == [(again, 200)]
-    assert desk.seqs("a") == [1, 2]
+async def test_a_failed_delete_leaves_its_topic_unchanged(harness: ShardHarness) -> None:
+    harness.make("a", durability="ephemeral")
+    harness.append("a", "kept")
+    harness.answers()
+    gone = harness.delete("a")
+    new = harness.append("a", "of another topic")
+    harness.failed(FULL)
+    assert harness.answers() == [(new, "not_ready")]
+    harness.failed(FULL)  # By itself it could have used the reserve
+    assert harness.answers() == [(gone, "not_ready")]
+    assert harness.seqs("a") == [1]
+    again = harness.append("a", "next")
+    assert harness.answers() == [(again, 200)]
+    assert harness.seqs("a") == [1, 2]
 
 
 async def test_a_delete_that_found_a_full_disk_among_appends_is_retried_alone(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
-    desk.append("a", 1, 2)
-    desk.make("b")
-    desk.append("b", 1)
-    desk.synced()
-    desk.answers()
-    some, whole = desk.delete_records("a", before_seq=2), desk.delete("b")
-    lost = desk.append("a", "lost")
-    desk.failed(FULL)
-    assert desk.answers() == [(lost, "not_ready")]
-    assert [frame.kind for frame in list(desk.log.frames.values())[-2:]] == [
+    harness.make("a")
+    harness.append("a", 1, 2)
+    harness.make("b")
+    harness.append("b", 1)
+    harness.synced()
+    harness.answers()
+    some, whole = harness.delete_records("a", before_seq=2), harness.delete("b")
+    lost = harness.append("a", "lost")
+    harness.failed(FULL)
+    assert harness.answers() == [(lost, "not_ready")]
+    assert [frame.kind for frame in list(harness.log.frames.values())[-2:]] == [
         FrameKind.DELETE,
         FrameKind.TOPIC_DELETED,
     ]
-    desk.synced()
-    assert desk.answers() == [(some, 200), (whole, 200)]
-    assert desk.seqs("a") == [2]
+    harness.synced()
+    assert harness.answers() == [(some, 200), (whole, 200)]
+    assert harness.seqs("a") == [2]
 
 
 # Deletes of many records
@@ -75,42 +75,42 @@ SLICES = {
 
 
 @pytest.fixture
-def sliced(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def sliced(harness: ShardHarness, monkeypatch: pytest.MonkeyPatch) -> ShardHarness:
     """A shard whose slices delete two records. Its topic "a" has seven records, and "b" one."""
     for name, value in SLICES.items():
         monkeypatch.setattr(delete_records, name, value)
-    desk.make("a", durability="fsync")
-    desk.make("b")
+    harness.make("a", durability="fsync")
+    harness.make("b")
     for _ in range(7):
-        tagged(desk)
-    desk.append("b", 1)
-    desk.synced()
-    desk.answers()
-    return desk
+        tagged(harness)
+    harness.append("b", 1)
+    harness.synced()
+    harness.answers()
+    return harness
 
 
-def tagged(desk: Desk, tag: str = "t") -> int:
-    return desk.append_raw("a", json_bytes({"records": [{"data": 1, "tag": tag}]}))
+def tagged(harness: ShardHarness, tag: str = "t") -> int:
+    return harness.append_raw("a", json_bytes({"records": [{"data": 1, "tag": tag}]}))
 
 
-def delete_frames(desk: Desk) -> list[Frame]:
-    return [frame for frame in desk.log.frames.values() if frame.kind is FrameKind.DELETE]
+def delete_frames(harness: ShardHarness) -> list[Frame]:
+    return [frame for frame in harness.log.frames.values() if frame.kind is FrameKind.DELETE]
 
 
-async def finish(desk: Desk, *numbers: int) -> dict[int, dict[str, Any]]:
+async def finish(harness: ShardHarness, *numbers: int) -> dict[int, dict[str, Any]]:
     """Sync the log until these requests have replies, and return the replies by number."""
     found: dict[int, dict[str, Any]] = {}
     with trio.fail_after(10):
         while not found.keys() >= {*numbers}:
             await wait_all_tasks_blocked()
-            desk.synced()
-            found |= dict(desk.bodies())
+            harness.synced()
+            found |= dict(harness.bodies())
     return found
 
 
 @pytest.mark.parametrize(("asked", "slices"), [({"match": "t"}, 4), ({"before_seq": 8}, 7)])
 async def test_a_large_delete_gets_one_reply_when_its_last_slice_is_durable(
-    sliced: Desk, asked: dict[str, Any], slices: int
+    sliced: ShardHarness, asked: dict[str, Any], slices: int
 ) -> None:
     number = sliced.delete_records("a", **asked)
     for done in range(slices - 1):
@@ -129,7 +129,7 @@ async def test_a_large_delete_gets_one_reply_when_its_last_slice_is_durable(
 
 @pytest.mark.parametrize("outcome", ["done", "gone"])
 async def test_the_reply_to_a_large_delete_is_sent_in_an_iteration(
-    sliced: Desk, monkeypatch: pytest.MonkeyPatch, outcome: str
+    sliced: ShardHarness, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     end_iteration, sent_in_turns = sliced.loop.context.end_iteration, list[int]()
 
@@ -144,12 +144,12 @@ async def test_the_reply_to_a_large_delete_is_sent_in_an_iteration(
         while len(sliced.wire.sent) <= len(gone):
             await wait_all_tasks_blocked()
             sliced.synced()
-    assert sent_in_turns[-1] == len(sliced.wire.sent), "the next turn may come much later"
+    assert sent_in_turns[-1] == len(sliced.wire.sent), "the next iteration may come much later"
     told = 200 if outcome == "done" else "topic_not_found"
     assert (number, told) in sliced.answers()
 
 
-async def test_appends_between_two_slices_are_kept(sliced: Desk) -> None:
+async def test_appends_between_two_slices_are_kept(sliced: ShardHarness) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     assert sliced.seqs("a") == [3, 4, 5, 6, 7]
@@ -161,14 +161,16 @@ async def test_appends_between_two_slices_are_kept(sliced: Desk) -> None:
     assert sliced.seqs("a") == [8]
 
 
-async def test_two_large_deletes_of_the_same_records_count_each_record_once(sliced: Desk) -> None:
+async def test_two_large_deletes_of_the_same_records_count_each_record_once(
+    sliced: ShardHarness,
+) -> None:
     numbers = [sliced.delete_records("a", match=match) for match in ("t", ["tag", "Glob", "*"])]
     answers = await finish(sliced, *numbers)
     assert sum(answers[number]["deleted"] for number in numbers) == 7
     assert sliced.seqs("a") == []
 
 
-async def test_a_small_delete_does_not_wait_for_a_large_one(sliced: Desk) -> None:
+async def test_a_small_delete_does_not_wait_for_a_large_one(sliced: ShardHarness) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     await wait_all_tasks_blocked()
@@ -178,14 +180,18 @@ async def test_a_small_delete_does_not_wait_for_a_large_one(sliced: Desk) -> Non
     assert (await finish(sliced, number))[number]["deleted"] == 7
 
 
-async def test_the_delete_of_a_topic_ends_a_large_delete_of_its_records(sliced: Desk) -> None:
+async def test_the_delete_of_a_topic_ends_a_large_delete_of_its_records(
+    sliced: ShardHarness,
+) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     gone = sliced.delete("a")
     assert (await finish(sliced, number, gone))[number]["code"] == "topic_not_found"
 
 
-async def test_a_large_delete_continues_after_a_failed_delete_of_its_topic(sliced: Desk) -> None:
+async def test_a_large_delete_continues_after_a_failed_delete_of_its_topic(
+    sliced: ShardHarness,
+) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     gone, other = sliced.delete("a"), sliced.append("b", 1)
@@ -197,7 +203,7 @@ async def test_a_large_delete_continues_after_a_failed_delete_of_its_topic(slice
     assert (answers[number]["deleted"], sliced.seqs("a")) == (7, [])
 
 
-async def test_a_slice_that_found_a_full_disk_is_retried(sliced: Desk) -> None:
+async def test_a_slice_that_found_a_full_disk_is_retried(sliced: ShardHarness) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
     await wait_all_tasks_blocked()
@@ -218,7 +224,7 @@ async def test_a_slice_that_found_a_full_disk_is_retried(sliced: Desk) -> None:
 
 
 async def test_a_slice_of_a_capped_topic_is_decided_while_no_change_is_pending(
-    sliced: Desk,
+    sliced: ShardHarness,
 ) -> None:
     """Otherwise a replay would evict other records than the shard did."""
     sliced.put("a", cap_records=6)
@@ -237,7 +243,7 @@ async def test_a_slice_of_a_capped_topic_is_decided_while_no_change_is_pending(
     assert (answers[number]["deleted"], sliced.seqs("a")) == (6, [8, 9])
 
 
-async def test_a_large_delete_waits_for_a_held_topic(sliced: Desk) -> None:
+async def test_a_large_delete_waits_for_a_held_topic(sliced: ShardHarness) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.loop.context.held.hold("a")  # As a streamed append does
     sliced.synced()
@@ -291,7 +297,7 @@ async def test_requests_wait_for_the_delete_while_routers_are_removed(
     await trio.sleep(0.05)
     assert answers == {}
     routed.on_message = lambda *_: True
-    routed.let_go()
+    routed.deliver_held()
     with trio.fail_after(10):
         while len(answers) < 2:
             await trio.lowlevel.checkpoint()
@@ -301,21 +307,21 @@ async def test_requests_wait_for_the_delete_while_routers_are_removed(
 
 
 async def test_a_delete_that_found_a_full_disk_reports_the_routers_that_were_removed_before(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    FakeRegistry(desk.loop)
-    desk.make("a")
-    desk.make("b")
-    desk.engine.routers.put(router(1, "ax"))
-    desk.loop.context.routers_of = lambda _: bool(desk.engine.routers)
-    gone = desk.delete("a")
+    FakeRegistry(harness.loop)
+    harness.make("a")
+    harness.make("b")
+    harness.engine.routers.put(router(1, "ax"))
+    harness.loop.context.routers_of = lambda _: bool(harness.engine.routers)
+    gone = harness.delete("a")
     await wait_all_tasks_blocked()
-    desk.synced()  # The routers are removed
+    harness.synced()  # The routers are removed
     await wait_all_tasks_blocked()
-    assert "a" not in desk.engine.topics
-    lost = desk.append("b", "lost")
-    desk.failed(FULL)
-    assert desk.answers() == [(lost, "not_ready")]
-    desk.synced()
-    ((number, body),) = desk.bodies()
+    assert "a" not in harness.engine.topics
+    lost = harness.append("b", "lost")
+    harness.failed(FULL)
+    assert harness.answers() == [(lost, "not_ready")]
+    harness.synced()
+    ((number, body),) = harness.bodies()
     assert (number, body["deleted"], body["routers_removed"]) == (gone, True, ["a->x"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from tests.support.shards import Shards
 from tests.support.streamed import FULL
 from topics.actors.link.board import ShardState
@@ -34,160 +34,162 @@ START_TS = 10 * SWEEP_MS
 class Time:
     """The clock of a shard, and its due deadlines."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk, self.ts = desk, START_TS
-        self.context = desk.loop.context
+    def __init__(self, harness: ShardHarness) -> None:
+        self.harness, self.ts = harness, START_TS
+        self.context = harness.loop.context
         self.context.clock = self.commit_clock = lambda: Now(self.ts, self.ts)
-        desk.commits.now = self.context.clock
+        harness.commits.now = self.context.clock
         self.context.begin_iteration()
 
     @property
     def service(self) -> Expiry:
-        return self.desk.loop.services.expiry
+        return self.harness.loop.services.expiry
 
-    def turn(self) -> None:
+    def sweep(self) -> None:
         """Run the next sweep, as a deadline does."""
         self.context.begin_iteration()
         self.service.sweep()
-        self.desk.written()
+        self.harness.written()
 
     def to(self, ts: int) -> None:
         self.ts = ts
-        self.turn()
+        self.sweep()
 
 
 @pytest.fixture
-def time(desk: Desk) -> Time:
-    return Time(desk)
+def time(harness: ShardHarness) -> Time:
+    return Time(harness)
 
 
-def filled(desk: Desk, *names: str, ttl_ms: int = TTL_MS) -> None:
+def filled(harness: ShardHarness, *names: str, ttl_ms: int = TTL_MS) -> None:
     for name in names:
-        desk.make(name, ttl_ms=ttl_ms, durability="disk")
-        desk.append(name, 1, 2)
-        desk.written()
-    desk.answers()
+        harness.make(name, ttl_ms=ttl_ms, durability="disk")
+        harness.append(name, 1, 2)
+        harness.written()
+    harness.answers()
 
 
-def count(desk: Desk, name: str = "a") -> int:
-    return desk.engine.topic(name).count
+def count(harness: ShardHarness, name: str = "a") -> int:
+    return harness.engine.topic(name).count
 
 
 async def test_expired_records_are_removed_without_a_request_and_the_removal_is_logged(
-    desk: Desk, time: Time
+    harness: ShardHarness, time: Time
 ) -> None:
-    filled(desk, "a")
+    filled(harness, "a")
     time.to(START_TS + TTL_MS)
-    assert count(desk) == 2
+    assert count(harness) == 2
     time.to(START_TS + SWEEP_MS)
-    assert count(desk) == 0
-    assert [*desk.log.frames.values()][-1].kind is FrameKind.FLOOR
-    assert desk.engine.topic("a").evict_floor == 3
+    assert count(harness) == 0
+    assert [*harness.log.frames.values()][-1].kind is FrameKind.FLOOR
+    assert harness.engine.topic("a").evict_floor == 3
 
 
 async def test_a_shard_without_expiring_records_schedules_no_deadline(
-    desk: Desk, time: Time
+    harness: ShardHarness, time: Time
 ) -> None:
-    waiting = len(desk.loop.deadlines)
-    filled(desk, "kept", ttl_ms=0)
-    desk.make("empty", ttl_ms=TTL_MS)
-    assert len(desk.loop.deadlines) == waiting
-    filled(desk, "a")
+    waiting = len(harness.loop.deadlines)
+    filled(harness, "kept", ttl_ms=0)
+    harness.make("empty", ttl_ms=TTL_MS)
+    assert len(harness.loop.deadlines) == waiting
+    filled(harness, "a")
     for _ in range(3):
         time.to(time.ts)
-        assert len(desk.loop.deadlines) == waiting + 1
+        assert len(harness.loop.deadlines) == waiting + 1
     time.to(START_TS + SWEEP_MS)
-    assert len(desk.loop.deadlines) == waiting
+    assert len(harness.loop.deadlines) == waiting
     assert time.service._planned == time.service._buckets == {}
 
 
 async def test_remaining_records_are_scheduled_again_and_a_shorter_ttl_immediately(
-    desk: Desk, time: Time
+    harness: ShardHarness, time: Time
 ) -> None:
-    filled(desk, "a", ttl_ms=10 * SWEEP_MS)
+    filled(harness, "a", ttl_ms=10 * SWEEP_MS)
     time.to(START_TS + 3 * SWEEP_MS)
-    desk.append("a", 3)
-    desk.written()
-    desk.put("a", ttl_ms=SWEEP_MS)  # The first two expire by it immediately
-    desk.synced()
+    harness.append("a", 3)
+    harness.written()
+    harness.put("a", ttl_ms=SWEEP_MS)  # The first two expire by it immediately
+    harness.synced()
     time.to(START_TS + 4 * SWEEP_MS)
-    assert count(desk) == 1
+    assert count(harness) == 1
     time.to(START_TS + 5 * SWEEP_MS)
-    assert count(desk) == 0
+    assert count(harness) == 0
 
 
 async def test_an_iteration_sweeps_a_bounded_number_of_topics(
-    desk: Desk, time: Time, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expiry, "SWEEP_TOPICS", 2)
     names = [f"t{number}" for number in range(5)]
-    filled(desk, *names)
+    filled(harness, *names)
     time.ts += SWEEP_MS
     for left in (6, 2, 0):
-        time.turn()
-        assert sum(count(desk, name) for name in names) == max(left, 0)
+        time.sweep()
+        assert sum(count(harness, name) for name in names) == max(left, 0)
 
 
 async def test_on_a_full_disk_expired_records_are_removed_before_their_bucket_ends(
-    desk: Desk, time: Time
+    harness: ShardHarness, time: Time
 ) -> None:
-    filled(desk, "a")
-    filled(desk, "b", ttl_ms=2 * TTL_MS)
+    filled(harness, "a")
+    filled(harness, "b", ttl_ms=2 * TTL_MS)
     time.to(START_TS + TTL_MS + 1)
-    assert count(desk) == 2
-    desk.loop.context.disk_space.on_disk_full()
-    desk.loop.context.begin_iteration()
-    desk.loop.deadlines.run_due(-math.inf)
-    assert (count(desk), count(desk, "b")) == (0, 2)
+    assert count(harness) == 2
+    harness.loop.context.disk_space.on_disk_full()
+    harness.loop.context.begin_iteration()
+    harness.loop.deadlines.run_due(-math.inf)
+    assert (count(harness), count(harness, "b")) == (0, 2)
     time.to(START_TS + SWEEP_MS)
-    assert count(desk, "b") == 0
+    assert count(harness, "b") == 0
 
 
-async def test_a_topic_whose_delete_is_undone_is_swept_as_before(desk: Desk, time: Time) -> None:
-    filled(desk, "a")
-    desk.make("b")
-    desk.delete("a")
-    desk.flush()
+async def test_a_topic_whose_delete_is_undone_is_swept_as_before(
+    harness: ShardHarness, time: Time
+) -> None:
+    filled(harness, "a")
+    harness.make("b")
+    harness.delete("a")
+    harness.flush()
     time.service.expire_soon()
     time.service.sweep()
     for _ in range(2):
-        desk.failed(FULL)
-    assert count(desk) == 2
+        harness.failed(FULL)
+    assert count(harness) == 2
     time.to(START_TS + SWEEP_MS)
-    assert count(desk) == 0
+    assert count(harness) == 0
 
 
 async def test_topics_of_a_start_are_scheduled_a_bounded_number_at_a_time(
-    desk: Desk, time: Time, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expiry, "BEGIN_TOPICS", 2)
     names = [f"t{number}" for number in range(5)]
-    filled(desk, *names)
-    again = Expiry(desk.loop.context)
+    filled(harness, *names)
+    again = Expiry(harness.loop.context)
     await again.run()
     for planned in (2, 4, 5, 5):
-        desk.loop.deadlines.run_due(-math.inf)
+        harness.loop.deadlines.run_due(-math.inf)
         assert len(again._planned) == planned
 
 
 async def test_each_topic_with_expiring_records_is_always_scheduled_in_time(
-    desk: Desk, time: Time
+    harness: ShardHarness, time: Time
 ) -> None:
-    dice, names = random.Random(7), ["a", "b", "c"]
-    filled(desk, *names)
+    rng, names = random.Random(7), ["a", "b", "c"]
+    filled(harness, *names)
     for _ in range(400):
-        name = dice.choice(names)
-        match dice.randrange(8):
+        name = rng.choice(names)
+        match rng.randrange(8):
             case 0:
-                desk.put(name, ttl_ms=dice.choice([0, 700, 3000, 30_000]))
+                harness.put(name, ttl_ms=rng.choice([0, 700, 3000, 30_000]))
             case 1:
-                desk.delete_records(name, before_seq=desk.engine.topic(name).start_seq + 2)
+                harness.delete_records(name, before_seq=harness.engine.topic(name).start_seq + 2)
             case 2 | 3 | 4:
-                desk.append(name, *range(dice.randrange(1, 4)))
-        desk.synced()
-        time.to(time.ts + dice.choice([1, 100, 900, SWEEP_MS]))
-        for topic in desk.engine.topics.values():
-            due = retention.next_expiry(topic, desk.engine.store)
+                harness.append(name, *range(rng.randrange(1, 4)))
+        harness.synced()
+        time.to(time.ts + rng.choice([1, 100, 900, SWEEP_MS]))
+        for topic in harness.engine.topics.values():
+            due = retention.next_expiry(topic, harness.engine.store)
             if due is not None:
                 now, planned = time.ts // SWEEP_MS, time.service._planned[topic.id]
                 assert now <= planned <= max(due // SWEEP_MS, now)

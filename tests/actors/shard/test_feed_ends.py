@@ -28,7 +28,7 @@ async def test_evictions_from_a_lagging_feed_are_reported_in_its_next_page(
         front.written()
     assert front.pages() == [[1], [2]]
     front.taken()
-    front.turn()
+    front.end_iteration()
     (page,) = front.events()
     assert gap_of(page) == ("cap", 3, 6)
     fields = ("missed_estimate", "earliest_seq", "head_seq")
@@ -49,11 +49,11 @@ async def test_age_is_applied_before_a_page_is_read(
         front.written()
     assert front.pages() == [[1], [2]]
     now = Now(now.ts + 101, now.ms + 101)
-    front.turn()
+    front.end_iteration()
     front.append("a", "young")
     front.written()
     front.taken()
-    front.turn()
+    front.end_iteration()
     (page,) = front.events()
     assert (gap_of(page), seqs(page)) == (("ttl", 3, 4), [5])
 
@@ -94,7 +94,7 @@ async def test_an_undone_topic_closes_its_feeds(front: Front, error: OSError) ->
     front.failed(error)
     if error is FULL:
         front.failed(error)  # the delete is retried alone
-    front.turn()
+    front.end_iteration()
     assert front.events() == [{"event": "feed.ended", "feed": 1, "head_seq": 0}]
     assert len(front.loop.services.feeds) == 1
 
@@ -124,11 +124,11 @@ async def test_a_closed_feed_sends_no_pages_and_its_number_is_free(front: Front)
 @pytest.mark.parametrize("event", [FEED_TAKEN, FEED_CLOSE], ids=["taken", "closed"])
 async def test_events_about_an_unknown_feed_are_ignored(front: Front, event: Event[Any]) -> None:
     with structlog.testing.capture_logs() as logs:
-        front.tell(event, event.params(5))
+        front.notify(event, event.params(5))
         front.make("a")
         front.open("a", 1)
-        front.tell(event, event.params(5))
-    front.turn()
+        front.notify(event, event.params(5))
+    front.end_iteration()
     assert (front.events(), logs, len(front.loop.services.feeds)) == ([], [], 1)
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.support.feeds import Front, gap_of, seqs
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.formats.json_text import json_bytes
 from topics.formats.wire.calls import (
     DIFF_AHEAD,
@@ -74,7 +74,7 @@ async def test_heads_of_existing_topics_are_returned(front: Front) -> None:
     front.append("a", 1, 2)
     front.written()
     front.wire.take()
-    front.ask(TOPIC_HEADS, TopicHeadsParams(["b", "none", "a"]))
+    front.request(TOPIC_HEADS, TopicHeadsParams(["b", "none", "a"]))
     a, b = front.engine.topic("a"), front.engine.topic("b")
     assert front.answer()["heads"] == {"b": [0, 1, b.epoch], "a": [2, 2, a.epoch]}
     assert a.last_read_ts is None
@@ -109,7 +109,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
     assert front.answer()["head_seq"] == 2
     front.open("a", 2)
     assert front.answer()["head_seq"] == 3
-    front.turn()
+    front.end_iteration()
     front.append("a", 4, 5)
     front.written()
     assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [4, 5])]
@@ -125,7 +125,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
     front.append("a", 7)  # handed over after the sync began
     front.flush()
     front.log.synced_lsn = front.log.written
-    front.turn()
+    front.end_iteration()
     assert [(event["feed"], seqs(event)) for event in front.events()] == [(2, [6]), (1, [6])]
 
 
@@ -160,61 +160,63 @@ async def test_a_strong_feed_continues_when_its_topic_no_longer_requires_syncs(
 # Diffs
 
 
-def ahead(desk: Desk, topic: str, page_count: int, **asked: int) -> tuple[DiffAheadResult, bytes]:
-    desk.ask(DIFF_AHEAD, DiffAheadParams(topic, page_count), json_bytes(asked))
-    (frame,) = desk.wire.take()
+def ahead(
+    harness: ShardHarness, topic: str, page_count: int, **asked: int
+) -> tuple[DiffAheadResult, bytes]:
+    harness.request(DIFF_AHEAD, DiffAheadParams(topic, page_count), json_bytes(asked))
+    (frame,) = harness.wire.take()
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
     return DIFF_AHEAD.result._make(answer.result), bytes(frame.attachment)
 
 
 async def test_a_diff_is_answered_at_once_when_there_is_something_or_nobody_waits(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
-    nothing = desk.diff("a")
-    assert desk.answers() == [(nothing, 200)]
-    desk.append("a", 1)
-    desk.synced()
-    desk.answers()
-    something = desk.diff("a", wait_ms=30_000)
-    assert desk.answers() == [(something, 200)]
-    desk.diff("a", from_seq=1, wait_ms=30_000)
-    assert desk.answers() == []
+    harness.make("a")
+    nothing = harness.diff("a")
+    assert harness.answers() == [(nothing, 200)]
+    harness.append("a", 1)
+    harness.synced()
+    harness.answers()
+    something = harness.diff("a", wait_ms=30_000)
+    assert harness.answers() == [(something, 200)]
+    harness.diff("a", from_seq=1, wait_ms=30_000)
+    assert harness.answers() == []
 
 
 async def test_pages_ahead_are_what_the_reader_will_be_answered_without_their_trailers(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
-    desk.append("a", *range(5))
-    desk.synced()
-    desk.answers()
-    result, content = ahead(desk, "a", 8, limit=2)
+    harness.make("a")
+    harness.append("a", *range(5))
+    harness.synced()
+    harness.answers()
+    result, content = ahead(harness, "a", 8, limit=2)
     assert [(next_from, scanned) for _, next_from, scanned in result.pages] == [(2, 2), (4, 2)]
-    assert (result.earliest_seq, result.epoch) == (1, desk.engine.topic("a").epoch)
+    assert (result.earliest_seq, result.epoch) == (1, harness.engine.topic("a").epoch)
     for (length, next_from, _), from_seq in zip(result.pages, (0, 2), strict=True):
         body, content = content[:length], content[length:]
-        desk.diff("a", from_seq=from_seq, limit=2)
-        (frame,) = desk.wire.take()
+        harness.diff("a", from_seq=from_seq, limit=2)
+        (frame,) = harness.wire.take()
         assert bytes(frame.attachment).startswith(body)
         assert b"next_from_seq" not in body
         assert b'"next_from_seq":%d' % next_from in bytes(frame.attachment)
     assert content == b""
 
 
-async def test_no_more_pages_are_read_ahead_than_are_asked_for(desk: Desk) -> None:
-    desk.make("a")
-    desk.append("a", *range(9))
-    desk.synced()
-    desk.answers()
-    assert len(ahead(desk, "a", 2, limit=1)[0].pages) == 2
+async def test_no_more_pages_are_read_ahead_than_are_asked_for(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.append("a", *range(9))
+    harness.synced()
+    harness.answers()
+    assert len(ahead(harness, "a", 2, limit=1)[0].pages) == 2
 
 
-async def test_a_page_that_an_append_would_change_is_not_read_ahead(desk: Desk) -> None:
-    desk.make("a")
-    desk.append("a", 1, 2)
-    desk.synced()
-    desk.answers()
-    result, content = ahead(desk, "a", 8, limit=2)
+async def test_a_page_that_an_append_would_change_is_not_read_ahead(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.append("a", 1, 2)
+    harness.synced()
+    harness.answers()
+    result, content = ahead(harness, "a", 8, limit=2)
     assert (len(result.pages), content) == (0, b"")

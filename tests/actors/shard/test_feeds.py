@@ -34,11 +34,11 @@ async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_o
         "epoch": topic.epoch,
         "records": [],
     }
-    front.turn()
+    front.end_iteration()
     assert front.events() == []
     front.append("a", "x", {"y": [1]})
     front.flush()
-    front.turn()
+    front.end_iteration()
     assert front.events() == []  # not committed yet
     front.written()
     assert front.events() == [
@@ -79,16 +79,16 @@ async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_o
         front.written()
     assert _pages_and_waits(front) == [([1], False), ([2], True)]
     front.taken()
-    front.turn()
+    front.end_iteration()
     assert _pages_and_waits(front) == [([3, 4, 5], True)]
     front.append("a", "more")
     front.written()
-    front.turn()
+    front.end_iteration()
     assert front.pages() == []
     front.taken()
     front.taken()
     front.taken()  # one too often: that gives no third page
-    front.turn()
+    front.end_iteration()
     assert _pages_and_waits(front) == [([6], False)]
     for number in range(3):
         front.append("a", number)
@@ -133,7 +133,7 @@ APPENDS, DELETES = (
     st.tuples(st.just("append"), NODES),
     st.tuples(st.just("delete"), st.integers(0, 12)),
 )
-STEPS = st.sampled_from([("write", 0), ("sync", 0), ("taken", 0), ("turn", 0)])
+STEPS = st.sampled_from([("write", 0), ("sync", 0), ("taken", 0), ("end_iteration", 0)])
 OPERATIONS = st.lists(st.one_of(APPENDS, DELETES, STEPS), max_size=30)
 VIEW = {
     "limit": st.sampled_from([1, 2, 256]),
@@ -185,7 +185,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
                     front.taken()
                     in_flight = max(in_flight - 1, 0)
                 else:
-                    front.turn()
+                    front.end_iteration()
                 new = front.events()
                 in_flight += len(new)
                 assert in_flight <= 2
@@ -199,7 +199,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
             front.synced()
             for _ in range(2):
                 front.taken()
-            front.turn()
+            front.end_iteration()
             pages += front.everything()
             assert contiguous(pages, 0) == front.engine.topic("a").head_seq == len(nodes)
             shown = {seq for page in pages for seq in seqs(page)}
@@ -222,7 +222,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
 async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told() -> list[tuple[int, int, int]]:
+    def pages() -> list[tuple[int, int, int]]:
         return [(event["feed"], event["to_seq"], event["count"]) for event in front.events()]
 
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
@@ -233,12 +233,12 @@ async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
         front.append("a", 0, node="me")
     front.append("a", 1)
     front.written()
-    assert told() == [(1, 3, 0), (2, 3, 3), (2, 6, 3)]
+    assert pages() == [(1, 3, 0), (2, 3, 3), (2, 6, 3)]
     await wait_all_tasks_blocked()
-    assert told() == [(1, 6, 0)]
+    assert pages() == [(1, 6, 0)]
     front.taken(1)
-    front.turn()
-    assert told() == [(1, 9, 1)]
+    front.end_iteration()
+    assert pages() == [(1, 9, 1)]
 
 
 async def test_many_feeds_are_served_in_turns_between_which_others_come(
@@ -272,7 +272,7 @@ async def test_a_feed_is_looked_at_only_when_its_topic_has_changed(
     for name in ("a", "b"):
         front.make(name)
     front.open("a")
-    front.turn()
+    front.end_iteration()
     monkeypatch.setattr(feeds, "read", forbidden)
     monkeypatch.setattr(feeds.Feeds, "_send_pages", forbidden)
     for _ in range(3):

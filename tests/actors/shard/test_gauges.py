@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.feeds import BROKEN
-from tests.support.queue_desk import QueueDesk, trio_clock
+from tests.support.queue_harness import QueueHarness, trio_clock
 from tests.support.wal import sync_by
 from topics.actors.link.counters import TABLE
 from topics.actors.link.process_id import ProcessKind
@@ -36,9 +36,9 @@ USAGE = (
 )
 
 
-class GaugeDesk(QueueDesk):
-    """A shard on a real disk; ``told`` is what its gauges said last. Time is that of a clock which
-    the test moves.
+class GaugeHarness(QueueHarness):
+    """A shard on a real disk; ``last`` has the values that its gauges reported last. Time is that
+    of a clock which the test moves.
     """
 
     def __init__(self, path: Path, nursery: trio.Nursery, clock: MockClock) -> None:
@@ -59,7 +59,7 @@ class GaugeDesk(QueueDesk):
     async def settled(self) -> None:
         """Complete and commit all due work."""
         await wait_all_tasks_blocked()
-        self.turn()
+        self.run_iteration()
         while len(self.commits):
             await trio.lowlevel.checkpoint()
         self.wire.take()
@@ -81,10 +81,10 @@ class GaugeDesk(QueueDesk):
         self.log.stop()
         self.services.sealing.write_last()
 
-    async def again(self) -> GaugeDesk:
+    async def again(self) -> GaugeHarness:
         """Restart the shard."""
         await self.end()
-        return GaugeDesk(self.path, self.nursery, self.mock)
+        return GaugeHarness(self.path, self.nursery, self.mock)
 
     def counted(self) -> dict[str, Any]:
         """Return the expected values by counting."""
@@ -107,10 +107,10 @@ class GaugeDesk(QueueDesk):
 
 
 @pytest.fixture
-async def desk(  # the clock counts only when the test itself asks for it, too
+async def harness(  # the clock counts only when the test itself asks for it, too
     tmp_path: Path, nursery: trio.Nursery, mock_clock: MockClock
-) -> AsyncIterator[GaugeDesk]:
-    found = GaugeDesk(tmp_path, nursery, mock_clock)
+) -> AsyncIterator[GaugeHarness]:
+    found = GaugeHarness(tmp_path, nursery, mock_clock)
     yield found
     if found.log.writer._thread.is_alive():
         await found.end()
@@ -124,9 +124,9 @@ class RandomClients:
 
     NAMES = ("a", "b", "c", "q", "r", "s")
 
-    def __init__(self, desk: GaugeDesk, seed: int) -> None:
-        self.desk, self.random = desk, random.Random(seed)
-        self.agreed: Counter[str] = Counter()  # how often each was told, other than 0
+    def __init__(self, harness: GaugeHarness, seed: int) -> None:
+        self.harness, self.random = harness, random.Random(seed)
+        self.agreed: Counter[str] = Counter()  # The number of ticks with a value other than 0
         self._acts: list[Callable[[], object]] = [
             *([self.append] * 6 + [self.claim] * 4 + [self.ack] * 3),
             *(self.put, self.put, self.put, self.nack, self.extend, self.delete_records),
@@ -138,13 +138,13 @@ class RandomClients:
             for _ in range(self.random.randint(1, 4)):
                 self.random.choice(self._acts)()
                 if self.random.random() < 0.7:
-                    await self.desk.settled()
-            await self.desk.settled()
-            counted = self.desk.counted() if self.random.random() < 0.5 else None
-            told = await self.desk.beat()
-            expected = counted or self.desk.counted()
-            assert {name: told[name] for name in USAGE} == expected
-            self.agreed.update(name for name in USAGE if told[name])
+                    await self.harness.settled()
+            await self.harness.settled()
+            counted = self.harness.counted() if self.random.random() < 0.5 else None
+            values = await self.harness.beat()
+            expected = counted or self.harness.counted()
+            assert {name: values[name] for name in USAGE} == expected
+            self.agreed.update(name for name in USAGE if values[name])
 
     def _name(self) -> str:
         return self.random.choice(self.NAMES)
@@ -154,7 +154,7 @@ class RandomClients:
 
     def put(self) -> None:
         name, pick = self._name(), self.random
-        self.desk.put(
+        self.harness.put(
             name,
             type="queue" if name in self.NAMES[3:] else "log",
             durability=pick.choice(CLASSES),
@@ -172,273 +172,279 @@ class RandomClients:
         if name in self.NAMES[3:] and pick.random() < 0.5:
             records[0]["delay_ms"] = pick.randint(1, 6_000)
         key = str(pick.randint(0, 99)) if pick.random() < 0.4 else None
-        self.desk.append(name, key=key, records=records)
+        self.harness.append(name, key=key, records=records)
 
     def claim(self) -> None:
         lease_ms = self.random.choice((1_000, 4_000, 60_000))
-        self.desk.claim(self._queue(), max=self.random.randint(1, 4), lease_ms=lease_ms)
+        self.harness.claim(self._queue(), max=self.random.randint(1, 4), lease_ms=lease_ms)
 
     def _held(self) -> tuple[str, list[int]]:
         name = self._queue()
-        topic = self.desk.engine.topics.get(name)
+        topic = self.harness.engine.topics.get(name)
         held = [*topic.jobs.leases] if topic is not None and topic.jobs is not None else []
         return name, self.random.sample(held, min(len(held), 2)) or [1]
 
     def ack(self) -> None:
         name, seqs = self._held()
-        self.desk.ack(*seqs, topic=name)
+        self.harness.ack(*seqs, topic=name)
 
     def nack(self) -> None:
         name, seqs = self._held()
-        self.desk.nack(*seqs, topic=name, delay_ms=self.random.choice((0, 3_000)))
+        self.harness.nack(*seqs, topic=name, delay_ms=self.random.choice((0, 3_000)))
 
     def extend(self) -> None:
         name, seqs = self._held()
-        self.desk.extend(*seqs, topic=name, lease_ms=2_000)
+        self.harness.extend(*seqs, topic=name, lease_ms=2_000)
 
     def delete_records(self) -> None:
-        self.desk.delete_records(self._name(), before_seq=self.random.randint(1, 60))
+        self.harness.delete_records(self._name(), before_seq=self.random.randint(1, 60))
 
     def delete(self) -> None:
-        self.desk.delete(self._name())
+        self.harness.delete(self._name())
 
     def read(self) -> None:
-        self.desk.diff(self._name(), from_seq=0)
+        self.harness.diff(self._name(), from_seq=0)
 
     def later(self) -> None:
-        self.desk.mock.jump(self.random.choice((0.3, 1.7, 5.0)))
+        self.harness.mock.jump(self.random.choice((0.3, 1.7, 5.0)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_gauges_are_what_counting_says(
-    desk: GaugeDesk, mock_clock: MockClock, seed: int
+    harness: GaugeHarness, mock_clock: MockClock, seed: int
 ) -> None:
-    walk = RandomClients(desk, seed)
+    walk = RandomClients(harness, seed)
     await walk.run(60)
-    walk.desk = await desk.again()
+    walk.harness = await harness.again()
     await walk.run(20)
     assert set(walk.agreed) == set(USAGE)
-    await walk.desk.end()
+    await walk.harness.end()
 
 
 async def test_leases_in_memory_count_though_nothing_of_them_is_committed(
-    desk: GaugeDesk, mock_clock: MockClock
+    harness: GaugeHarness, mock_clock: MockClock
 ) -> None:
     async def leases() -> int:
-        await desk.settled()
-        told: int = (await desk.beat())["topics_queue_leases_in_flight"]
-        return told
+        await harness.settled()
+        values: int = (await harness.beat())["topics_queue_leases_in_flight"]
+        return values
 
-    desk.put("q", type="queue", durability="ephemeral")
-    await desk.settled()
-    desk.append("q", 1, 2, 3)
-    desk.claim(max=2, lease_ms=60_000)
+    harness.put("q", type="queue", durability="ephemeral")
+    await harness.settled()
+    harness.append("q", 1, 2, 3)
+    harness.claim(max=2, lease_ms=60_000)
     assert await leases() == 2
-    desk.nack(1)
+    harness.nack(1)
     assert await leases() == 1
-    desk.extend(2, lease_ms=1_000)
+    harness.extend(2, lease_ms=1_000)
     assert await leases() == 1
     mock_clock.jump(2.0)
     assert await leases() == 0
-    desk.open(3)
+    harness.open(3)
     assert await leases() == 3
-    desk.close()
+    harness.close()
     assert await leases() == 0
 
 
 async def test_what_the_log_has_lost_does_not_count(
-    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.put("a")
-    await desk.settled()
+    harness.put("a")
+    await harness.settled()
     sync_by(monkeypatch, loop=False)
-    held = desk.log.writer.state.report
-    monkeypatch.setattr(desk.log.writer.state, "report", lambda _: None)  # nothing is heard of
-    desk.delete("a")
-    desk.put("b", type="queue")
-    for topic in desk.commits.deleting_topics():
-        desk.services.gauges._usage.touch(topic)
-    desk.services.gauges._usage.touch(desk.engine.topic("b"))
-    told = await desk.beat()
-    assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 1)
-    monkeypatch.setattr(desk.log.writer.state, "report", held)
-    desk.log.writer.state.fail(BROKEN)
-    while not desk.log.failed:
+    held = harness.log.writer.state.report
+    monkeypatch.setattr(harness.log.writer.state, "report", lambda _: None)  # nothing is heard of
+    harness.delete("a")
+    harness.put("b", type="queue")
+    for topic in harness.commits.deleting_topics():
+        harness.services.gauges._usage.touch(topic)
+    harness.services.gauges._usage.touch(harness.engine.topic("b"))
+    values = await harness.beat()
+    assert (values["topics_topics"], values["topics_queue_topics"]) == (1, 1)
+    monkeypatch.setattr(harness.log.writer.state, "report", held)
+    harness.log.writer.state.fail(BROKEN)
+    while not harness.log.failed:
         await trio.lowlevel.checkpoint()
-    told = await desk.beat()
-    assert (told["topics_topics"], told["topics_queue_topics"]) == (1, 0)
-    assert [*desk.engine.topics] == ["a"]
+    values = await harness.beat()
+    assert (values["topics_topics"], values["topics_queue_topics"]) == (1, 0)
+    assert [*harness.engine.topics] == ["a"]
 
 
 async def test_many_topics_are_counted_in_turns_of_their_own(
-    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "STEP_TOPICS", 4)
     for number in range(10):
-        desk.put(str(number))
-    await desk.settled()
-    before = desk.loop.context.iteration_count
-    told = await desk.beat()
-    assert told["topics_topics"] == 10
-    assert desk.loop.context.iteration_count - before >= 3
-    before = desk.loop.context.iteration_count
-    await desk.beat()
-    assert desk.loop.context.iteration_count - before == 1, "nothing has changed"
+        harness.put(str(number))
+    await harness.settled()
+    before = harness.loop.context.iteration_count
+    values = await harness.beat()
+    assert values["topics_topics"] == 10
+    assert harness.loop.context.iteration_count - before >= 3
+    before = harness.loop.context.iteration_count
+    await harness.beat()
+    assert harness.loop.context.iteration_count - before == 1, "nothing has changed"
 
 
 # The log
 
 
 async def test_the_log_tells_what_it_did_and_how_long_its_syncs_took(
-    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = dict(await desk.beat())
+    before = dict(await harness.beat())
     sync_by(monkeypatch, loop=False)  # what the loop syncs does not wait for the log
-    desk.put("a", durability="fsync")
-    await desk.settled()
+    harness.put("a", durability="fsync")
+    await harness.settled()
     for number in range(5):
-        desk.append("a", number)
-        await desk.settled()
-    told = await desk.beat()
+        harness.append("a", number)
+        await harness.settled()
+    values = await harness.beat()
     grown = {
-        name: told[name] - before[name]
-        for name in told
-        if name.startswith("topics_wal") and isinstance(told[name], int)
+        name: values[name] - before[name]
+        for name in values
+        if name.startswith("topics_wal") and isinstance(values[name], int)
     }
     assert grown["topics_wal_frames_total"] >= 6
     assert grown["topics_wal_fsyncs_total"] >= 6
     assert grown["topics_wal_bytes_written_total"] > 0
-    *buckets, total_us, count = told["topics_wal_fsync_latency_us"]
+    *buckets, total_us, count = values["topics_wal_fsync_latency_us"]
     assert len(buckets) == len(SYNC_BOUNDS_US) + 1
-    assert sum(buckets) == count == told["topics_wal_fsyncs_total"]
+    assert sum(buckets) == count == values["topics_wal_fsyncs_total"]
     assert total_us > 0
-    assert told["topics_wal_read_only"] == told["topics_wal_queue_depth"] == 0
-    assert told["topics_wal_queue_depth_peak"] >= 1
+    assert values["topics_wal_read_only"] == values["topics_wal_queue_depth"] == 0
+    assert values["topics_wal_queue_depth_peak"] >= 1
 
 
 async def test_what_waits_for_the_log_and_the_most_that_did_are_told(
-    desk: GaugeDesk, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.put("a", durability="fsync")
-    await desk.settled()
+    harness.put("a", durability="fsync")
+    await harness.settled()
     sync_by(monkeypatch, loop=False)
-    held = desk.log.writer.state.report
-    monkeypatch.setattr(desk.log.writer.state, "report", lambda _: None)
+    held = harness.log.writer.state.report
+    monkeypatch.setattr(harness.log.writer.state, "report", lambda _: None)
     for number in range(3):
-        desk.append("a", number)
-    desk.turn()
-    told = await desk.beat()
-    depth = told["topics_wal_queue_depth"]
+        harness.append("a", number)
+    harness.run_iteration()
+    values = await harness.beat()
+    depth = values["topics_wal_queue_depth"]
     assert depth >= 3
-    assert told["topics_wal_queue_depth_peak"] >= depth
-    monkeypatch.setattr(desk.log.writer.state, "report", held)
-    desk.append("a", 4)
-    await desk.settled()
-    told = await desk.beat()
-    assert told["topics_wal_queue_depth"] == 0
-    assert told["topics_wal_queue_depth_peak"] >= depth
+    assert values["topics_wal_queue_depth_peak"] >= depth
+    monkeypatch.setattr(harness.log.writer.state, "report", held)
+    harness.append("a", 4)
+    await harness.settled()
+    values = await harness.beat()
+    assert values["topics_wal_queue_depth"] == 0
+    assert values["topics_wal_queue_depth_peak"] >= depth
 
 
 async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
-    desk: GaugeDesk,
+    harness: GaugeHarness,
     mock_clock: MockClock,
 ) -> None:
-    desk.put("a")
-    await desk.settled()
-    desk.log.writer.state.fail(BROKEN)
-    while desk.loop.context.disk_space.broken is None:
+    harness.put("a")
+    await harness.settled()
+    harness.log.writer.state.fail(BROKEN)
+    while harness.loop.context.disk_space.broken is None:
         await trio.lowlevel.checkpoint()
-    desk.append("a", 1)
-    desk.append("a", 2)
-    desk.diff("a")
+    harness.append("a", 1)
+    harness.append("a", 2)
+    harness.diff("a")
     with pytest.raises(NotReady):
-        desk.loop.context.check_writable()
-    told = await desk.beat()
-    assert (told["topics_wal_read_only"], told["topics_wal_submit_full_total"]) == (1, 3)
+        harness.loop.context.check_writable()
+    values = await harness.beat()
+    assert (values["topics_wal_read_only"], values["topics_wal_submit_full_total"]) == (1, 3)
 
 
 # Files
 
 
 async def test_the_files_are_checked_periodically(
-    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery
+    harness: GaugeHarness, mock_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    desk.put("a")
-    await desk.settled()
-    desk.services.sealing.write_last()
-    nursery.start_soon(desk.services.gauges.run)
-    while not desk.services.gauges._disk.free:
+    harness.put("a")
+    await harness.settled()
+    harness.services.sealing.write_last()
+    nursery.start_soon(harness.services.gauges.run)
+    while not harness.services.gauges._disk.free:
         await trio.lowlevel.checkpoint()
     mock_clock.jump(5.0)
-    told = await desk.beat()
-    assert told["topics_log_bytes"] >= FILE_BYTES
-    assert told["topics_checkpoint_bytes"] > 0
-    assert told["topics_disk_free_bytes"] > 0
-    assert told["topics_blob_bytes"] == 0
-    assert told["topics_segment_files"] == told["topics_segment_bytes"] == 0
-    (desk.log.blobs.folder / "more").write_bytes(bytes(1 << 20))
-    seen = desk.services.gauges._disk
+    values = await harness.beat()
+    assert values["topics_log_bytes"] >= FILE_BYTES
+    assert values["topics_checkpoint_bytes"] > 0
+    assert values["topics_disk_free_bytes"] > 0
+    assert values["topics_blob_bytes"] == 0
+    assert values["topics_segment_files"] == values["topics_segment_bytes"] == 0
+    (harness.log.blobs.folder / "more").write_bytes(bytes(1 << 20))
+    seen = harness.services.gauges._disk
     mock_clock.jump(DISK_S)
-    while desk.services.gauges._disk is seen:
+    while harness.services.gauges._disk is seen:
         await trio.lowlevel.checkpoint()
-    assert (await desk.beat())["topics_blob_bytes"] >= 1 << 20
+    assert (await harness.beat())["topics_blob_bytes"] >= 1 << 20
 
 
 async def test_a_disk_that_does_not_answer_keeps_nothing_else_from_being_told(
-    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    harness: GaugeHarness,
+    mock_clock: MockClock,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(gauges, "disk_usage", lambda _: go_on.wait())
-    nursery.start_soon(desk.services.gauges.run)
+    nursery.start_soon(harness.services.gauges.run)
     await wait_all_tasks_blocked()
-    assert desk.last == {}
+    assert harness.last == {}
     mock_clock.jump(FIRST_MEASURE_MAX_S)
-    while not desk.last:
+    while not harness.last:
         await trio.lowlevel.checkpoint()
-    assert (desk.last["topics_topics"], desk.last["topics_disk_free_bytes"]) == (0, 0)
+    assert (harness.last["topics_topics"], harness.last["topics_disk_free_bytes"]) == (0, 0)
     go_on.set()
 
 
 async def test_a_failed_check_of_the_files_is_logged_and_retried(
-    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery
+    harness: GaugeHarness, mock_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    away = desk.log.folder.with_name("away")
-    desk.log.folder.rename(away)
+    away = harness.log.folder.with_name("away")
+    harness.log.folder.rename(away)
     with capture_logs() as logged:
-        nursery.start_soon(desk.services.gauges.run)
-        while not desk.last:
+        nursery.start_soon(harness.services.gauges.run)
+        while not harness.last:
             await trio.lowlevel.checkpoint()
     assert [line["event"] for line in logged] == ["disk usage unknown"]
-    away.rename(desk.log.folder)
+    away.rename(harness.log.folder)
     mock_clock.jump(DISK_S)
-    while not desk.services.gauges._disk.free:
+    while not harness.services.gauges._disk.free:
         await trio.lowlevel.checkpoint()
 
 
 async def test_full_log_files_wait_for_their_segments(
-    desk: GaugeDesk, mock_clock: MockClock
+    harness: GaugeHarness, mock_clock: MockClock
 ) -> None:
-    desk.put("a")
-    await desk.settled()
-    while desk.services.sealing.backlog_files < 2:
-        desk.append("a", "x" * 20_000)
-        await desk.settled()
-    told = await desk.beat()
-    assert (told["topics_seal_backlog_files"], told["topics_segment_files"]) == (2, 0)
-    assert told["topics_wal_rotations_total"] >= 2
+    harness.put("a")
+    await harness.settled()
+    while harness.services.sealing.backlog_files < 2:
+        harness.append("a", "x" * 20_000)
+        await harness.settled()
+    values = await harness.beat()
+    assert (values["topics_seal_backlog_files"], values["topics_segment_files"]) == (2, 0)
+    assert values["topics_wal_rotations_total"] >= 2
 
 
 # Schedule and declared fields
 
 
 async def test_a_shard_beats_in_turns_from_its_start_on(
-    desk: GaugeDesk, mock_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    harness: GaugeHarness,
+    mock_clock: MockClock,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at: list[float] = []
-    desk.services.gauges.publish = lambda _: at.append(trio.current_time())
+    harness.services.gauges.publish = lambda _: at.append(trio.current_time())
     start = trio.current_time()
-    nursery.start_soon(desk.services.gauges.run)
+    nursery.start_soon(harness.services.gauges.run)
     while not at:
         await trio.lowlevel.checkpoint()
     for _ in range(4):
@@ -449,9 +455,9 @@ async def test_a_shard_beats_in_turns_from_its_start_on(
 
 
 async def test_what_is_told_is_declared_as_it_is_told(
-    desk: GaugeDesk, mock_clock: MockClock
+    harness: GaugeHarness, mock_clock: MockClock
 ) -> None:
     metrics = {metric.name: metric for metric in TABLE[ProcessKind.SHARD]}
-    for name, value in (await desk.beat()).items():
+    for name, value in (await harness.beat()).items():
         assert metrics[name].cells == (1 if isinstance(value, int) else len(value)), name
     assert metrics["topics_topics_by_class"].rows == [(name,) for name in CLASSES]

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.engine.changes import append, put_topic
 from topics.engine.changes.append import Append
 from topics.engine.changes.change import Change
@@ -29,57 +29,57 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def kinds(desk: Desk) -> list[FrameKind]:
-    return [frame.kind for frame in desk.log.frames.values()]
+def kinds(harness: ShardHarness) -> list[FrameKind]:
+    return [frame.kind for frame in harness.log.frames.values()]
 
 
 # Reservations
 
 
 async def test_a_record_that_is_not_synced_waits_for_the_sync_of_the_reservation_that_it_passes(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a", durability="memory")
-    within = desk.append("a", *range(RESERVE_MIN))
-    beyond = desk.append("a", "more")
-    desk.written()
-    assert desk.answers() == [(within, 200)]
-    assert kinds(desk).count(FrameKind.SEQS_RESERVED) >= 1
-    desk.synced()
-    assert desk.answers() == [(beyond, 200)]
-    assert desk.engine.topics["a"].reserved_seq > RESERVE_MIN + 1
+    harness.make("a", durability="memory")
+    within = harness.append("a", *range(RESERVE_MIN))
+    beyond = harness.append("a", "more")
+    harness.written()
+    assert harness.answers() == [(within, 200)]
+    assert kinds(harness).count(FrameKind.SEQS_RESERVED) >= 1
+    harness.synced()
+    assert harness.answers() == [(beyond, 200)]
+    assert harness.engine.topics["a"].reserved_seq > RESERVE_MIN + 1
 
 
-async def test_a_reservation_ahead_of_need_holds_nobody_up(desk: Desk) -> None:
-    desk.make("a", durability="disk")
-    first = desk.append("a", *range(RESERVE_MIN // 2 + 1))
-    second = desk.append("a", 1)
-    assert kinds(desk).count(FrameKind.SEQS_RESERVED) == 1
-    desk.written()
-    assert desk.answers() == [(first, 200), (second, 200)]
-    assert desk.engine.topics["a"].reserved_seq == RESERVE_MIN, "written is not promised"
-    desk.synced()
-    assert desk.engine.topics["a"].reserved_seq > RESERVE_MIN
+async def test_a_reservation_ahead_of_need_holds_nobody_up(harness: ShardHarness) -> None:
+    harness.make("a", durability="disk")
+    first = harness.append("a", *range(RESERVE_MIN // 2 + 1))
+    second = harness.append("a", 1)
+    assert kinds(harness).count(FrameKind.SEQS_RESERVED) == 1
+    harness.written()
+    assert harness.answers() == [(first, 200), (second, 200)]
+    assert harness.engine.topics["a"].reserved_seq == RESERVE_MIN, "written is not promised"
+    harness.synced()
+    assert harness.engine.topics["a"].reserved_seq > RESERVE_MIN
 
 
-async def test_records_in_memory_only_never_pass_what_is_reserved(desk: Desk) -> None:
-    desk.make("a", durability="ephemeral")
-    within, beyond = desk.append("a", *range(RESERVE_MIN)), desk.append("a", 1)
-    assert desk.answers() == [(within, 200)]
-    desk.written()
-    assert desk.answers() == []
-    desk.synced()
-    assert desk.answers() == [(beyond, 200)]
+async def test_records_in_memory_only_never_pass_what_is_reserved(harness: ShardHarness) -> None:
+    harness.make("a", durability="ephemeral")
+    within, beyond = harness.append("a", *range(RESERVE_MIN)), harness.append("a", 1)
+    assert harness.answers() == [(within, 200)]
+    harness.written()
+    assert harness.answers() == []
+    harness.synced()
+    assert harness.answers() == [(beyond, 200)]
 
 
-async def test_a_reservation_that_failed_is_asked_for_again(desk: Desk) -> None:
-    desk.make("a", durability="disk")
-    desk.append("a", *range(RESERVE_MIN // 2 + 1))
-    desk.failed(FULL)
-    topic = desk.engine.topics["a"]
+async def test_a_reservation_that_failed_is_asked_for_again(harness: ShardHarness) -> None:
+    harness.make("a", durability="disk")
+    harness.append("a", *range(RESERVE_MIN // 2 + 1))
+    harness.failed(FULL)
+    topic = harness.engine.topics["a"]
     assert (topic.reserving_seq, topic.reserved_seq) == (RESERVE_MIN, RESERVE_MIN)
-    desk.append("a", *range(RESERVE_MIN // 2 + 1))
-    desk.synced()
+    harness.append("a", *range(RESERVE_MIN // 2 + 1))
+    harness.synced()
     assert topic.reserved_seq > RESERVE_MIN
 
 
@@ -88,114 +88,116 @@ async def test_a_reservation_that_failed_is_asked_for_again(desk: Desk) -> None:
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 async def test_without_room_everybody_is_refused_and_the_log_goes_on(
-    desk: Desk, durability: str
+    harness: ShardHarness, durability: str
 ) -> None:
-    desk.make("a", durability=durability)
-    kept = desk.append("a", "kept")
-    desk.synced()
-    position = desk.log.next_lsn
+    harness.make("a", durability=durability)
+    kept = harness.append("a", "kept")
+    harness.synced()
+    position = harness.log.next_lsn
     lost = [
-        desk.append("a", "lost", key="k"),
-        desk.append("a", "lost"),
-        desk.put("a", priority=9),
-        desk.append("new", 1),
+        harness.append("a", "lost", key="k"),
+        harness.append("a", "lost"),
+        harness.put("a", priority=9),
+        harness.append("new", 1),
     ]
-    assert desk.failed(FULL) is None
-    assert desk.answers() == [(kept, 200), *((number, "not_ready") for number in lost)]
-    assert (desk.log.next_lsn, len(desk.commits)) == (position, 0)
-    assert desk.seqs("a") == [1]
-    assert desk.engine.topics["a"].config.priority is None
-    assert "new" not in desk.engine.topics
-    again = desk.append("a", "next", key="k")
-    desk.synced()
-    assert [(number, body["first_seq"], body["deduped"]) for number, body in desk.bodies()] == [
+    assert harness.failed(FULL) is None
+    assert harness.answers() == [(kept, 200), *((number, "not_ready") for number in lost)]
+    assert (harness.log.next_lsn, len(harness.commits)) == (position, 0)
+    assert harness.seqs("a") == [1]
+    assert harness.engine.topics["a"].config.priority is None
+    assert "new" not in harness.engine.topics
+    again = harness.append("a", "next", key="k")
+    harness.synced()
+    assert [(number, body["first_seq"], body["deduped"]) for number, body in harness.bodies()] == [
         (again, 2, False)
     ]
 
 
-async def test_what_was_written_before_the_failure_is_answered_before_it(desk: Desk) -> None:
-    desk.make("a")
-    good = desk.append("a", 1)
-    desk.flush()
-    desk.log.write()
-    bad = desk.append("a", 2)
-    assert desk.failed(FULL) is None
-    assert desk.answers() == [(good, 200), (bad, "not_ready")]
-    assert desk.seqs("a") == [1]
+async def test_what_was_written_before_the_failure_is_answered_before_it(
+    harness: ShardHarness,
+) -> None:
+    harness.make("a")
+    good = harness.append("a", 1)
+    harness.flush()
+    harness.log.write()
+    bad = harness.append("a", 2)
+    assert harness.failed(FULL) is None
+    assert harness.answers() == [(good, 200), (bad, "not_ready")]
+    assert harness.seqs("a") == [1]
 
 
 async def test_an_error_that_leaves_the_file_in_doubt_ends_all_writing_and_no_reading(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a", durability="fsync")
-    desk.append("a", "kept")
-    desk.synced()
-    desk.answers()
-    lost = [desk.append("a", "lost"), desk.put("b")]
-    assert desk.failed(BROKEN) is BROKEN
-    refused = [desk.append("a", "later"), desk.put("a", priority=1), desk.delete("a")]
-    assert desk.answers() == [(number, "not_ready") for number in (*lost, *refused)]
-    assert desk.seqs("a") == [1]
+    harness.make("a", durability="fsync")
+    harness.append("a", "kept")
+    harness.synced()
+    harness.answers()
+    lost = [harness.append("a", "lost"), harness.put("b")]
+    assert harness.failed(BROKEN) is BROKEN
+    refused = [harness.append("a", "later"), harness.put("a", priority=1), harness.delete("a")]
+    assert harness.answers() == [(number, "not_ready") for number in (*lost, *refused)]
+    assert harness.seqs("a") == [1]
 
 
-async def test_a_change_that_meets_a_broken_log_ends_at_once(desk: Desk) -> None:
+async def test_a_change_that_meets_a_broken_log_ends_at_once(harness: ShardHarness) -> None:
     """The writer reports nothing after a failure, so the change would never complete."""
-    desk.make("a")
-    desk.failed(BROKEN)
-    body = decode_append(b'{"records":[{"data":1}]}', None, desk.loop.context.limits)
-    change = append.decide(desk.engine.table, "a", body, desk.loop.context.now)
+    harness.make("a")
+    harness.failed(BROKEN)
+    body = decode_append(b'{"records":[{"data":1}]}', None, harness.loop.context.limits)
+    change = append.decide(harness.engine.table, "a", body, harness.loop.context.now)
     assert isinstance(change, Append)
     with trio.fail_after(10):
-        assert await desk.commits.submit_and_wait(change) is BROKEN
-    assert (desk.engine.topics["a"].next_seq, desk.engine.topics["a"].pending) == (1, 0)
+        assert await harness.commits.submit_and_wait(change) is BROKEN
+    assert (harness.engine.topics["a"].next_seq, harness.engine.topics["a"].pending) == (1, 0)
 
 
-def put(desk: Desk, name: str, **config: Any) -> PutTopic:
+def put(harness: ShardHarness, name: str, **config: Any) -> PutTopic:
     return put_topic.decide(
-        desk.engine.table, name, decode_config(json_bytes(config)), desk.loop.context.now
+        harness.engine.table, name, decode_config(json_bytes(config)), harness.loop.context.now
     )
 
 
-async def test_a_change_can_be_awaited(desk: Desk, nursery: trio.Nursery) -> None:
+async def test_a_change_can_be_awaited(harness: ShardHarness, nursery: trio.Nursery) -> None:
     results: list[LogProgress | OSError] = []
 
     async def wait(change: Change) -> None:
-        results.append(await desk.commits.submit_and_wait(change))
+        results.append(await harness.commits.submit_and_wait(change))
 
-    nursery.start_soon(wait, put(desk, "a"))
+    nursery.start_soon(wait, put(harness, "a"))
     await wait_all_tasks_blocked()
-    assert (results, desk.log.groups[-1][1]) == ([], True)
-    desk.synced()
+    assert (results, harness.log.groups[-1][1]) == ([], True)
+    harness.synced()
     await wait_all_tasks_blocked()
     assert isinstance(results[0], LogProgress)
-    nursery.start_soon(wait, put(desk, "a", priority=1))
+    nursery.start_soon(wait, put(harness, "a", priority=1))
     await wait_all_tasks_blocked()
-    desk.failed(FULL)
+    harness.failed(FULL)
     await wait_all_tasks_blocked()
     assert results[1] is FULL
 
 
 @pytest.mark.parametrize("end", ["synced", "failed"])
 async def test_a_topic_is_idle_when_its_last_change_has_ended(
-    desk: Desk, nursery: trio.Nursery, end: str
+    harness: ShardHarness, nursery: trio.Nursery, end: str
 ) -> None:
-    desk.make("a", durability="disk")
-    topic = desk.engine.topics["a"]
-    await desk.commits.wait_idle(topic)
+    harness.make("a", durability="disk")
+    topic = harness.engine.topics["a"]
+    await harness.commits.wait_idle(topic)
     done = trio.Event()
 
     async def wait() -> None:
-        await desk.commits.wait_idle(topic)
+        await harness.commits.wait_idle(topic)
         done.set()
 
-    desk.append("a", 1)
-    desk.put("a", priority=1)
+    harness.append("a", 1)
+    harness.put("a", priority=1)
     nursery.start_soon(wait)
     nursery.start_soon(wait)
     await wait_all_tasks_blocked()
-    desk.written()
+    harness.written()
     await wait_all_tasks_blocked()
     assert not done.is_set(), "the put waits for its sync"
-    desk.synced() if end == "synced" else desk.failed(FULL)
+    harness.synced() if end == "synced" else harness.failed(FULL)
     await wait_all_tasks_blocked()
     assert done.is_set()

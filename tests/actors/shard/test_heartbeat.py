@@ -9,7 +9,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.actors.shard.group_commit import SYNC_INITIAL_S
 from topics.actors.shard.heartbeat import CHECK_INTERVAL_MS
@@ -22,43 +22,43 @@ from topics.process import logs
 YEAR_MS = 365 * 86_400_000
 
 
-async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(desk: Desk) -> None:
-    desk.make("a")
-    desk.make("b")
+async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.make("b")
     before = time.monotonic_ns() // 1_000_000
-    desk.loop.services.heartbeat.publish()
-    assert before <= desk.cells.heartbeat_ms <= time.monotonic_ns() // 1_000_000
-    assert desk.cells.topics == 2
-    assert desk.cells.disk_silent_ms == 0
+    harness.loop.services.heartbeat.publish()
+    assert before <= harness.cells.heartbeat_ms <= time.monotonic_ns() // 1_000_000
+    assert harness.cells.topics == 2
+    assert harness.cells.disk_silent_ms == 0
 
 
 async def test_the_shard_ticks_twice_a_second_from_its_start(
-    desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats: list[float] = []
     monkeypatch.setattr(logs, "report_dropped", lambda: beats.append(trio.current_time()))
     await trio.sleep_until(10.2 * TICK_INTERVAL_S)
-    await desk.loop.services.heartbeat.run()
+    await harness.loop.services.heartbeat.run()
     await trio.sleep(2 * TICK_INTERVAL_S)
     assert beats == pytest.approx(
         [10.2 * TICK_INTERVAL_S, 11 * TICK_INTERVAL_S, 12 * TICK_INTERVAL_S]
     )
 
 
-async def test_a_beat_sweeps_keys_that_are_over(desk: Desk) -> None:
-    desk.make("a", idempotency_window_ms=1000)
-    topic, now = desk.engine.topic("a"), desk.loop.context.now
+async def test_a_beat_sweeps_keys_that_are_over(harness: ShardHarness) -> None:
+    harness.make("a", idempotency_window_ms=1000)
+    topic, now = harness.engine.topic("a"), harness.loop.context.now
     ages = enumerate((5000, 4000, 500), 1)
     topic.dedupe.extend(((n, n, 1, now.ms - age_ms) for n, age_ms in ages), 1000)
     changed: list[Topic] = []
-    desk.loop.context.note_changed = changed.append
-    desk.loop.services.heartbeat.publish()
+    harness.loop.context.note_changed = changed.append
+    harness.loop.services.heartbeat.publish()
     assert (len(topic.dedupe), changed) == (1, [topic, topic])
 
 
-async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -> None:
+async def test_records_of_a_clock_that_was_ahead_are_reported_once(harness: ShardHarness) -> None:
     """They do not expire until the topic is created again."""
-    context, publish = desk.loop.context, desk.loop.services.heartbeat.publish
+    context, publish = harness.loop.context, harness.loop.services.heartbeat.publish
     right = context.clock()
     now = right
 
@@ -69,14 +69,14 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
         context.begin_iteration()
 
     def append(name: str) -> int:
-        desk.append(name, 1)
-        desk.synced()
-        desk.answers()
-        return desk.engine.topic(name).last_ts
+        harness.append(name, 1)
+        harness.synced()
+        harness.answers()
+        return harness.engine.topic(name).last_ts
 
     set_clock(0)
-    desk.make("a", ttl_ms=1000)
-    desk.make("b", ttl_ms=1000)
+    harness.make("a", ttl_ms=1000)
+    harness.make("b", ttl_ms=1000)
     assert append("b") == right.ts
     set_clock(YEAR_MS)
     future_ts = append("a")
@@ -92,97 +92,99 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(desk: Desk) -
     assert append("a") == future_ts, "later records have the same time"
     set_clock(3_600_000)
     for name in ("a", "b"):
-        context.remove_expired(desk.engine.topic(name))
-    assert [desk.engine.topic(name).count for name in ("a", "b")] == [2, 0]
-    assert len(desk.engine.future_timestamps.found) == 1
+        context.remove_expired(harness.engine.topic(name))
+    assert [harness.engine.topic(name).count for name in ("a", "b")] == [2, 0]
+    assert len(harness.engine.future_timestamps.found) == 1
     # The solution is to create the topic again.
-    desk.delete("a")
-    desk.synced()
-    desk.make("a", ttl_ms=1000)
+    harness.delete("a")
+    harness.synced()
+    harness.make("a", ttl_ms=1000)
     assert append("a") == now.ts
     publish()
-    assert desk.engine.future_timestamps.found == set()
+    assert harness.engine.future_timestamps.found == set()
     set_clock(3_600_000 + 1001)
-    context.remove_expired(desk.engine.topic("a"))
-    assert desk.engine.topic("a").count == 0
+    context.remove_expired(harness.engine.topic("a"))
+    assert harness.engine.topic("a").count == 0
 
 
 async def test_a_hanging_disk_is_reported_by_the_heartbeat(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    desk.log.is_syncing = True
-    await desk.loop.services.heartbeat.run()
+    harness.log.is_syncing = True
+    await harness.loop.services.heartbeat.run()
     await trio.sleep(3)
-    assert desk.cells.disk_silent_ms >= 2000
+    assert harness.cells.disk_silent_ms >= 2000
 
 
 # The delay
 
 
 @pytest.fixture
-def slow(desk: Desk) -> Desk:
+def slow(harness: ShardHarness) -> ShardHarness:
     """Return a shard whose clock and iterations the test controls."""
-    desk.make("strong", durability="fsync")
-    context = desk.loop.context
+    harness.make("strong", durability="fsync")
+    context = harness.loop.context
     start = context.clock()
     context.clock = lambda: Now(start.ts, start.ms + elapsed[0])
-    elapsed = desk.elapsed = [0]  # type: ignore[attr-defined]
-    return desk
+    elapsed = harness.elapsed = [0]  # type: ignore[attr-defined]
+    return harness
 
 
-def turn(desk: Desk, after_ms: int) -> int:
+def run_iteration(harness: ShardHarness, after_ms: int) -> int:
     """Run an iteration. Return the delay that the fronts then see."""
-    desk.elapsed[0] += after_ms  # type: ignore[attr-defined]
-    desk.loop.run_iteration()
-    return int(desk.cells.delay_ms)
+    harness.elapsed[0] += after_ms  # type: ignore[attr-defined]
+    harness.loop.run_iteration()
+    return int(harness.cells.delay_ms)
 
 
-def flood(desk: Desk, count: int) -> None:
+def flood(harness: ShardHarness, count: int) -> None:
     message = Message(1, 0, "event/nothing", b"", b"")
-    desk.loop.inbox.put(desk.session, [message] * count)
+    harness.loop.inbox.put(harness.session, [message] * count)
 
 
-async def test_an_idle_shard_has_no_delay(slow: Desk) -> None:
-    assert [turn(slow, CHECK_INTERVAL_MS) for _ in range(3)] == [0, 0, 0]
+async def test_an_idle_shard_has_no_delay(slow: ShardHarness) -> None:
+    assert [run_iteration(slow, CHECK_INTERVAL_MS) for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.slow
-async def test_what_waits_in_the_inbox_delays(slow: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_in_the_inbox_delays(
+    slow: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inbox = slow.loop.inbox
-    turn(slow, CHECK_INTERVAL_MS)
+    run_iteration(slow, CHECK_INTERVAL_MS)
     flood(slow, FIFO_MAX)
     slow.loop.services.heartbeat.publish_delay()
-    assert slow.cells.delay_ms == 0, "the next turn takes all of it"
+    assert slow.cells.delay_ms == 0, "the next iteration takes all of it"
     flood(slow, 4000)
     slow.loop.services.heartbeat.publish_delay()
     assert slow.cells.delay_ms == int(1000 * (FIFO_MAX + 4000) * FIRST_COST_S)
     while inbox.count:
         slow.loop.run_iteration()
-    assert turn(slow, CHECK_INTERVAL_MS) == 0
+    assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
-async def test_a_log_that_is_slower_than_usual_delays(slow: Desk) -> None:
+async def test_a_log_that_is_slower_than_usual_delays(slow: ShardHarness) -> None:
     slow.append("strong", 1)
     slow.flush()
     usual_ms = 2 * round(1000 * slow.commits.average_s)
-    assert turn(slow, CHECK_INTERVAL_MS) == 0
-    assert turn(slow, usual_ms) == 0
-    assert turn(slow, CHECK_INTERVAL_MS + 5) == CHECK_INTERVAL_MS + 5
-    assert turn(slow, 400) == CHECK_INTERVAL_MS + 405
+    assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
+    assert run_iteration(slow, usual_ms) == 0
+    assert run_iteration(slow, CHECK_INTERVAL_MS + 5) == CHECK_INTERVAL_MS + 5
+    assert run_iteration(slow, 400) == CHECK_INTERVAL_MS + 405
     slow.synced()
-    assert turn(slow, CHECK_INTERVAL_MS) == 0
+    assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
-async def test_each_group_that_the_log_does_begins_anew(slow: Desk) -> None:
+async def test_each_group_that_the_log_does_begins_anew(slow: ShardHarness) -> None:
     for _ in range(10):
         slow.append("strong", 1)
         slow.synced()
         slow.append("strong", 1)
         slow.flush()
-        assert turn(slow, CHECK_INTERVAL_MS) == 0
+        assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
-async def test_what_a_sync_usually_takes_is_learned(slow: Desk) -> None:
+async def test_what_a_sync_usually_takes_is_learned(slow: ShardHarness) -> None:
     assert slow.commits.average_s == pytest.approx(SYNC_INITIAL_S, abs=0.001)
     for _ in range(300):
         slow.append("strong", 1)
@@ -195,7 +197,9 @@ async def test_what_a_sync_usually_takes_is_learned(slow: Desk) -> None:
     assert slow.commits.average_s == pytest.approx(0.004, rel=0.01), "these were no syncs"
 
 
-async def test_a_turn_does_not_look_each_time(slow: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_does_not_look_each_time(
+    slow: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[int] = []
     heartbeat = slow.loop.services.heartbeat
     real = heartbeat.publish_delay
@@ -206,24 +210,24 @@ async def test_a_turn_does_not_look_each_time(slow: Desk, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(heartbeat, "publish_delay", publish_delay)
     for _ in range(100):
-        turn(slow, 1)
+        run_iteration(slow, 1)
     assert len(looks) == 100 // CHECK_INTERVAL_MS
 
 
 async def test_a_delay_ends_also_when_nothing_happens_any_more(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    context = desk.loop.context
+    context = harness.loop.context
     start_ms = context.clock().ms
     context.clock = lambda: Now(0, start_ms + int(1000 * trio.current_time()))
-    desk.make("strong", durability="fsync")
-    desk.append("strong", 1)
-    desk.flush()
+    harness.make("strong", durability="fsync")
+    harness.append("strong", 1)
+    harness.flush()
     for _ in range(3):
         await trio.sleep(0.1)
-        desk.loop.run_iteration()
-    assert desk.cells.delay_ms >= 100
-    desk.log.sync()
-    desk.commits.advance()  # and no turn
+        harness.loop.run_iteration()
+    assert harness.cells.delay_ms >= 100
+    harness.log.sync()
+    harness.commits.advance()  # and no iteration
     await trio.sleep(3 * CHECK_INTERVAL_MS / 1000)
-    assert desk.cells.delay_ms == 0
+    assert harness.cells.delay_ms == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.rpc.replies import CONTRACT_ERROR
 from topics.actors.shard.held_topics import HeldTopics, handle_late
 from topics.errors import TopicNotFound
@@ -98,45 +98,47 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-async def test_what_is_tried_again_shares_its_group_with_no_other_change(desk: Desk) -> None:
-    desk.make("a")
-    desk.append("a", 1)
-    desk.written()
-    desk.answers()
-    deletion = desk.delete_records("a", before_seq=2)
-    desk.failed(FULL)
-    before = len(desk.log.groups)
-    lost = desk.append("a", 2)
-    desk.flush()
-    assert len(desk.log.groups) == before + 1
-    kinds = [frame.kind for frame in desk.log.frames.values()]
+async def test_what_is_tried_again_shares_its_group_with_no_other_change(
+    harness: ShardHarness,
+) -> None:
+    harness.make("a")
+    harness.append("a", 1)
+    harness.written()
+    harness.answers()
+    deletion = harness.delete_records("a", before_seq=2)
+    harness.failed(FULL)
+    before = len(harness.log.groups)
+    lost = harness.append("a", 2)
+    harness.flush()
+    assert len(harness.log.groups) == before + 1
+    kinds = [frame.kind for frame in harness.log.frames.values()]
     assert kinds[-2:] == [FrameKind.DELETE, FrameKind.APPEND]
-    desk.synced()
-    assert desk.answers() == [(deletion, 200), (lost, 200)]
+    harness.synced()
+    assert harness.answers() == [(deletion, 200), (lost, 200)]
 
 
-async def test_what_failed_twice_or_for_another_reason_is_refused(desk: Desk) -> None:
-    desk.make("a")
-    desk.append("a", 1)
-    desk.written()
-    desk.answers()
-    twice = desk.delete_records("a", before_seq=2)
-    desk.failed(FULL)
-    assert desk.answers() == []
-    desk.failed(FULL)
-    assert desk.answers() == [(twice, "not_ready")]
-    other = desk.delete_records("a", before_seq=2)
-    desk.failed(BROKEN)
-    assert desk.answers() == [(other, "not_ready")]
+async def test_what_failed_twice_or_for_another_reason_is_refused(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.append("a", 1)
+    harness.written()
+    harness.answers()
+    twice = harness.delete_records("a", before_seq=2)
+    harness.failed(FULL)
+    assert harness.answers() == []
+    harness.failed(FULL)
+    assert harness.answers() == [(twice, "not_ready")]
+    other = harness.delete_records("a", before_seq=2)
+    harness.failed(BROKEN)
+    assert harness.answers() == [(other, "not_ready")]
 
 
-async def test_a_request_whose_front_has_gone_is_not_tried_again(desk: Desk) -> None:
-    desk.make("a")
-    desk.append("a", 1)
-    desk.written()
-    desk.delete_records("a", before_seq=2)
-    desk.flush()
-    desk.session.close()
-    groups = len(desk.log.groups)
-    desk.failed(FULL)
-    assert len(desk.log.groups) == groups
+async def test_a_request_whose_front_has_gone_is_not_tried_again(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.append("a", 1)
+    harness.written()
+    harness.delete_records("a", before_seq=2)
+    harness.flush()
+    harness.session.close()
+    groups = len(harness.log.groups)
+    harness.failed(FULL)
+    assert len(harness.log.groups) == groups

@@ -38,7 +38,7 @@ class Session:
     """A stub of a link session, which an inbox only passes on."""
 
 
-class Desk:
+class InboxHarness:
     """An inbox whose messages take some time each. The last character of a topic is its band."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Desk:
         self.box.put(session or self.session, messages)
         return [*numbers]
 
-    def tell(self, event: Any = FEED_CLOSE, about: int = 1, session: Any = None) -> list[int]:
+    def put_event(self, event: Any = FEED_CLOSE, about: int = 1, session: Any = None) -> list[int]:
         """Add an event. Return the id of its message."""
         self._number += 1
         message = Message(
@@ -103,75 +103,79 @@ def _request(number: int, topic: str, call: Call[Any, Any] = APPEND) -> bytes:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def harness() -> InboxHarness:
+    return InboxHarness()
 
 
-def test_few_messages_are_taken_at_once_in_order_of_arrival(desk: Desk) -> None:
+def test_few_messages_are_taken_at_once_in_order_of_arrival(harness: InboxHarness) -> None:
     other: Any = Session()
-    first = desk.put("low0", FIFO_MAX - 2)
-    second = desk.put("high4", 1, other)
-    third = desk.put("low0", 1)
-    taken = [*desk.box.next_batch()]
-    assert [session for session, _ in taken] == [desk.session, other, desk.session]
+    first = harness.put("low0", FIFO_MAX - 2)
+    second = harness.put("high4", 1, other)
+    third = harness.put("low0", 1)
+    taken = [*harness.box.next_batch()]
+    assert [session for session, _ in taken] == [harness.session, other, harness.session]
     assert [message.message_id for _, each in taken for message in each] == first + second + third
-    assert (desk.box.count, desk.looked_up) == (0, 0), "nothing is read of them"
-    assert desk.next_batch() == []
+    assert (harness.box.count, harness.looked_up) == (0, 0), "nothing is read of them"
+    assert harness.next_batch() == []
 
 
-def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(desk: Desk) -> None:
-    low, high = desk.put("low0", 200), desk.put("high4", 20)
-    taken = desk.next_batch()
+def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(
+    harness: InboxHarness,
+) -> None:
+    low, high = harness.put("low0", 200), harness.put("high4", 20)
+    taken = harness.next_batch()
     assert set(high) <= set(taken)
     assert taken[0] == high[0]
     assert ITERATION_MAX_S / MESSAGE_S <= len(taken) <= ITERATION_MAX_S / MESSAGE_S + 1
-    assert desk.box.count == len(low + high) - len(taken)
+    assert harness.box.count == len(low + high) - len(taken)
 
 
 @pytest.mark.parametrize("call", sorted(BY_TOPIC))
 def test_a_request_of_an_urgent_topic_comes_before_a_flood_of_the_same_kind(
-    desk: Desk, call: str
+    harness: InboxHarness, call: str
 ) -> None:
     """Of every kind, above all reads and claims."""
     asked = BY_SUBJECT[call]
-    desk.put("low0", 300, call=asked)
-    urgent = desk.put("high4", 2, call=asked)
-    assert desk.next_batch()[:2] == urgent
+    harness.put("low0", 300, call=asked)
+    urgent = harness.put("high4", 2, call=asked)
+    assert harness.next_batch()[:2] == urgent
 
 
 def test_each_message_is_taken_once_and_what_is_asked_of_a_topic_stays_in_order(
-    desk: Desk,
+    harness: InboxHarness,
 ) -> None:
     low, high, taken = list[int](), list[int](), list[int]()
     for call in (APPEND, CLAIM, DIFF) * 30:
-        low += desk.put("low0", 3, call=call)
-        high += desk.put("high4", 1, call=call)
-    while desk.box.count:
-        taken += desk.next_batch()
+        low += harness.put("low0", 3, call=call)
+        high += harness.put("high4", 1, call=call)
+    while harness.box.count:
+        taken += harness.next_batch()
         if len(taken) < 120:
-            high += desk.put("high4", 10)
+            high += harness.put("high4", 10)
     assert [number for number in taken if number in low] == low
     assert [number for number in taken if number in high] == high
     assert len(taken) == len(low) + len(high)
 
 
-def test_a_cancellation_stays_behind_its_request(desk: Desk) -> None:
+def test_a_cancellation_stays_behind_its_request(harness: InboxHarness) -> None:
     other: Any = Session()
-    desk.put("high4", 300)
-    *_, claim = desk.put("low0", 50, call=CLAIM)
-    assert claim not in desk.next_batch()
-    [cancelled] = desk.tell(CALL_CANCELLED, claim)
-    [of_another] = desk.tell(CALL_CANCELLED, claim, other)
-    taken = desk.drain()
+    harness.put("high4", 300)
+    *_, claim = harness.put("low0", 50, call=CLAIM)
+    assert claim not in harness.next_batch()
+    [cancelled] = harness.put_event(CALL_CANCELLED, claim)
+    [of_another] = harness.put_event(CALL_CANCELLED, claim, other)
+    taken = harness.drain()
     assert taken.index(of_another) < taken.index(claim) < taken.index(cancelled)
-    assert not desk.box._acks_by_call, "nothing is kept of what was taken"
+    assert not harness.box._acks_by_call, "nothing is kept of what was taken"
 
 
-def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(desk: Desk) -> None:
-    low, others = desk.put("low0", 300), []
+def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(
+    harness: InboxHarness,
+) -> None:
+    low, others = harness.put("low0", 300), []
     for _ in range(100):
-        others += desk.tell()
-    taken = desk.drain()
+        others += harness.put_event()
+    taken = harness.drain()
     assert [number for number in taken if number in others] == others
     assert [number for number in taken if number in low] == low
     middle = taken[: len(taken) // 4]
@@ -179,22 +183,22 @@ def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(des
     assert set(middle) & set(others)
 
 
-def test_topics_of_a_band_take_turns_and_a_long_body_counts_more(desk: Desk) -> None:
-    flood, quiet = desk.put("flood1", 200), desk.put("quiet1", 5)
-    taken = desk.next_batch()
+def test_topics_of_a_band_take_turns_and_a_long_body_counts_more(harness: InboxHarness) -> None:
+    flood, quiet = harness.put("flood1", 200), harness.put("quiet1", 5)
+    taken = harness.next_batch()
     assert set(quiet) < set(taken)
-    desk = Desk()
-    desk.put("long3", 100, body=bytes(COST_BYTES * COST_MAX))
-    short = desk.put("short1", 100)
-    assert len(set(desk.next_batch()) & set(short)) > len(taken) // 2
+    harness = InboxHarness()
+    harness.put("long3", 100, body=bytes(COST_BYTES * COST_MAX))
+    short = harness.put("short1", 100)
+    assert len(set(harness.next_batch()) & set(short)) > len(taken) // 2
     assert flood
 
 
-def test_a_topic_whose_band_changes_keeps_its_order(desk: Desk) -> None:
+def test_a_topic_whose_band_changes_keeps_its_order(harness: InboxHarness) -> None:
     bands = iter([0, 4] * 1000)
-    desk.box._band_of = lambda _: next(bands)
-    first, second = desk.put("a", 100), desk.put("b", 100)
-    taken = desk.drain()
+    harness.box._band_of = lambda _: next(bands)
+    first, second = harness.put("a", 100), harness.put("b", 100)
+    taken = harness.drain()
     assert [number for number in taken if number in first] == first
     assert [number for number in taken if number in second] == second
 
@@ -208,62 +212,62 @@ def test_any_bytes_name_a_topic_or_none(cut: int, more: bytes, name: str) -> Non
     assert first_param(Message(7, 0, APPEND.subject, answer, b""), str) is None
 
 
-def test_what_comes_during_a_turn_waits_for_the_next_one(desk: Desk) -> None:
+def test_what_comes_during_a_turn_waits_for_the_next_one(harness: InboxHarness) -> None:
     for count in (1, FIFO_MAX + 1):
-        first = desk.put("a4", count)
-        taken = desk.box.next_batch()
+        first = harness.put("a4", count)
+        taken = harness.box.next_batch()
         session, messages = next(iter(taken))
-        late = desk.put("a4")
+        late = harness.put("a4")
         rest = [message.message_id for _, each in taken for message in each]
         assert [message.message_id for message in messages] + rest == first
-        assert (desk.box.count, desk.next_batch()) == (1, late)
-        assert session is desk.session
+        assert (harness.box.count, harness.next_batch()) == (1, late)
+        assert session is harness.session
 
 
-def test_messages_tell_how_long_they_were_parked(desk: Desk) -> None:
-    desk.put("a1", FIFO_MAX + 100)
+def test_messages_tell_how_long_they_were_parked(harness: InboxHarness) -> None:
+    harness.put("a1", FIFO_MAX + 100)
     turns = []
-    while desk.box.count:
-        turns.append([message.parked_ms for message in desk.messages()])
-        desk.now += 0.5  # the turn is ended, and other tasks run
+    while harness.box.count:
+        turns.append([message.parked_ms for message in harness.messages()])
+        harness.now += 0.5  # the iteration is ended, and other tasks run
     assert len(turns) > 3
     assert {*turns[0]} == {0.0}
     for number, waited in enumerate(turns[1:], 1):
         assert {*waited} == {waited[0]}
         assert waited[0] == pytest.approx(number * 500, rel=0.1)
-    desk.put("a1", 3)
-    assert [message.parked_ms for message in desk.messages()] == [0.0] * 3
+    harness.put("a1", 3)
+    assert [message.parked_ms for message in harness.messages()] == [0.0] * 3
 
 
 # Estimated time of the waiting messages
 
 
-def test_few_messages_wait_for_nothing(desk: Desk) -> None:
-    desk.put("a1", FIFO_MAX)
-    assert desk.box.wait_s == 0.0
-    desk.put("a1")
-    assert desk.box.wait_s == pytest.approx((FIFO_MAX + 1) * FIRST_COST_S)
+def test_few_messages_wait_for_nothing(harness: InboxHarness) -> None:
+    harness.put("a1", FIFO_MAX)
+    assert harness.box.wait_s == 0.0
+    harness.put("a1")
+    assert harness.box.wait_s == pytest.approx((FIFO_MAX + 1) * FIRST_COST_S)
 
 
 def test_the_wait_follows_what_messages_take_together_with_all_that_ends_a_turn(
-    desk: Desk,
+    harness: InboxHarness,
 ) -> None:
     end_s = 0.001
-    desk.put("a1", 5000)
+    harness.put("a1", 5000)
     for _ in range(50):
-        before = desk.box.count
-        desk.next_batch()
-        desk.now += end_s
-    cost_s = MESSAGE_S + end_s / (before - desk.box.count)
-    assert desk.box.wait_s == pytest.approx(desk.box.count * cost_s, rel=0.05)
+        before = harness.box.count
+        harness.next_batch()
+        harness.now += end_s
+    cost_s = MESSAGE_S + end_s / (before - harness.box.count)
+    assert harness.box.wait_s == pytest.approx(harness.box.count * cost_s, rel=0.05)
 
 
-def test_a_pause_between_two_floods_is_no_cost(desk: Desk) -> None:
-    desk.put("a1", FIFO_MAX + 1)
-    while desk.box.count:
-        desk.next_batch()
-    cost_s = desk.box._cost_s
-    desk.now += 3600
-    desk.put("a1", FIFO_MAX + 1)
-    desk.next_batch()
-    assert desk.box._cost_s == cost_s
+def test_a_pause_between_two_floods_is_no_cost(harness: InboxHarness) -> None:
+    harness.put("a1", FIFO_MAX + 1)
+    while harness.box.count:
+        harness.next_batch()
+    cost_s = harness.box._cost_s
+    harness.now += 3600
+    harness.put("a1", FIFO_MAX + 1)
+    harness.next_batch()
+    assert harness.box._cost_s == cost_s

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.shard import LIMITS, Desk
+from tests.support.shard import LIMITS, ShardHarness
 from topics.engine import reading
 from topics.engine.changes import append
 from topics.engine.changes.append import Append
@@ -29,44 +29,44 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
 async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(
-    desk: Desk, durability: str, commit: str
+    harness: ShardHarness, durability: str, commit: str
 ) -> None:
-    desk.make("a", durability=durability)
-    desk.make("b", durability="ephemeral")
-    poll = desk.diff("a", wait_ms=30_000)
+    harness.make("a", durability=durability)
+    harness.make("b", durability="ephemeral")
+    poll = harness.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
-    append = desk.append("a", "x")
-    desk.append("b", "another topic's")
-    desk.flush()
+    append = harness.append("a", "x")
+    harness.append("b", "another topic's")
+    harness.flush()
     await wait_all_tasks_blocked()
-    assert poll not in dict(desk.answers())
-    getattr(desk, commit)()
+    assert poll not in dict(harness.answers())
+    getattr(harness, commit)()
     await wait_all_tasks_blocked()
-    answers = dict(desk.bodies())
+    answers = dict(harness.bodies())
     assert [record["data"] for record in answers[poll]["records"]] == ["x"]
     assert append in answers
 
 
-async def test_a_commit_outside_of_a_turn_wakes_the_reader(desk: Desk) -> None:
-    desk.make("a", durability="ephemeral")
-    poll = desk.diff("a", wait_ms=30_000)
+async def test_a_commit_outside_of_a_turn_wakes_the_reader(harness: ShardHarness) -> None:
+    harness.make("a", durability="ephemeral")
+    poll = harness.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
     body = decode_append(json_bytes({"records": [{"data": "x"}]}), None, LIMITS)
-    change = append.decide(desk.engine.table, "a", body, desk.commits.now())
+    change = append.decide(harness.engine.table, "a", body, harness.commits.now())
     assert isinstance(change, Append)
-    await desk.commits.submit_and_wait(change)
+    await harness.commits.submit_and_wait(change)
     await wait_all_tasks_blocked()
-    assert (poll, 200) in desk.answers()
+    assert (poll, 200) in harness.answers()
 
 
-async def test_a_commit_right_after_the_first_look_wakes_the_reader(desk: Desk) -> None:
-    """Both are done in one turn of the loop, before the task that waits has begun."""
-    desk.make("a")
-    poll = desk.diff("a", wait_ms=30_000)
-    append = desk.append("a", "x")
-    desk.written()
+async def test_a_commit_right_after_the_first_look_wakes_the_reader(harness: ShardHarness) -> None:
+    """Both are done in one iteration of the loop, before the task that waits has begun."""
+    harness.make("a")
+    poll = harness.diff("a", wait_ms=30_000)
+    append = harness.append("a", "x")
+    harness.written()
     await wait_all_tasks_blocked()
-    assert sorted(desk.answers()) == [(poll, 200), (append, 200)]
+    assert sorted(harness.answers()) == [(poll, 200), (append, 200)]
 
 
 DAMAGED = Damaged(Path("1.seg"), 4096, "records are damaged")
@@ -75,10 +75,10 @@ FAILED = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 @pytest.mark.parametrize("failure", [DAMAGED, FAILED])
 async def test_a_long_poll_whose_records_cannot_be_read_is_told_and_the_shard_goes_on(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, failure: Exception
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    desk.make("a")
-    poll = desk.diff("a", wait_ms=30_000)
+    harness.make("a")
+    poll = harness.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
 
     def fail(*_: object) -> NoReturn:
@@ -86,125 +86,131 @@ async def test_a_long_poll_whose_records_cannot_be_read_is_told_and_the_shard_go
 
     with monkeypatch.context() as patch:
         patch.setattr("topics.actors.shard.long_polls.read", fail)
-        append = desk.append("a", 1)
-        desk.synced()
+        append = harness.append("a", 1)
+        harness.synced()
         await wait_all_tasks_blocked()
-    told = desk.answers()
+    told = harness.answers()
     assert [number for number, _ in told] == [append, poll]
     assert told[1][1] == ("internal" if failure is DAMAGED else ErrorCode.APPLICATION)
-    assert desk.seqs("a") == [1]
+    assert harness.seqs("a") == [1]
 
 
 @pytest.mark.parametrize("wait_ms", [0, 1])
 async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_waits(
-    desk: Desk,
+    harness: ShardHarness,
     monkeypatch: pytest.MonkeyPatch,
     autojump_clock: trio.testing.MockClock,
     wait_ms: int,
 ) -> None:
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
-    desk.make("a")
+    harness.make("a")
     for _ in range(20):
-        desk.append("a", 0, node="me")
-    desk.written()
-    desk.answers()
-    diff = desk.diff("a", node="me", wait_ms=wait_ms)
+        harness.append("a", 0, node="me")
+    harness.written()
+    harness.answers()
+    diff = harness.diff("a", node="me", wait_ms=wait_ms)
     for _ in range(3):
-        assert desk.answers() == [], "it yields to other requests"
+        assert harness.answers() == [], "it yields to other requests"
         await trio.lowlevel.checkpoint()
     await trio.sleep(0.01)
-    ((number, page),) = desk.bodies()
+    ((number, page),) = harness.bodies()
     assert (number, page["next_from_seq"], page["caught_up"]) == (diff, 20, True)
 
 
 async def test_a_diff_without_a_wait_ends_at_what_was_the_head_when_it_came(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
-    desk.make("a")
+    harness.make("a")
     for _ in range(8):
-        desk.append("a", 0, node="me")
-    desk.written()
-    desk.diff("a", node="me", wait_ms=0)
+        harness.append("a", 0, node="me")
+    harness.written()
+    harness.diff("a", node="me", wait_ms=0)
     for _ in range(10):
         for _ in range(4):
-            desk.append("a", 0, node="me")
-        desk.written()
+            harness.append("a", 0, node="me")
+        harness.written()
         await trio.lowlevel.checkpoint()
-    (page,) = [page for _, page in desk.bodies() if "next_from_seq" in page]
+    (page,) = [page for _, page in harness.bodies() if "next_from_seq" in page]
     assert 8 <= page["next_from_seq"] < 16
 
 
-async def test_all_readers_of_a_topic_are_woken(desk: Desk) -> None:
-    desk.make("a", durability="ephemeral")
-    polls = [desk.diff("a", wait_ms=30_000) for _ in range(3)]
+async def test_all_readers_of_a_topic_are_woken(harness: ShardHarness) -> None:
+    harness.make("a", durability="ephemeral")
+    polls = [harness.diff("a", wait_ms=30_000) for _ in range(3)]
     await wait_all_tasks_blocked()
-    append = desk.append("a", "x")
+    append = harness.append("a", "x")
     await wait_all_tasks_blocked()
-    assert sorted(desk.answers()) == sorted([(append, 200), *((poll, 200) for poll in polls)])
+    assert sorted(harness.answers()) == sorted([(append, 200), *((poll, 200) for poll in polls)])
 
 
 async def test_a_failed_write_wakes_no_reader(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk.make("a")
-    poll = desk.diff("a", wait_ms=5_000)
+    harness.make("a")
+    poll = harness.diff("a", wait_ms=5_000)
     await wait_all_tasks_blocked()
-    desk.append("a", "lost")
-    desk.failed(FULL)
-    desk.answers()
+    harness.append("a", "lost")
+    harness.failed(FULL)
+    harness.answers()
     await trio.sleep(4.9)
-    assert desk.answers() == []
+    assert harness.answers() == []
     await trio.sleep(0.2)
-    assert [(number, body["records"], body["head_seq"]) for number, body in desk.bodies()] == [
+    assert [(number, body["records"], body["head_seq"]) for number, body in harness.bodies()] == [
         (poll, [], 0)
     ]
 
 
-async def test_a_deletion_ends_the_wait_of_its_readers_once_it_is_durable(desk: Desk) -> None:
-    desk.make("a")
-    poll = desk.diff("a", wait_ms=30_000)
+async def test_a_deletion_ends_the_wait_of_its_readers_once_it_is_durable(
+    harness: ShardHarness,
+) -> None:
+    harness.make("a")
+    poll = harness.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
-    gone = desk.delete("a")
-    desk.written()
+    gone = harness.delete("a")
+    harness.written()
     await wait_all_tasks_blocked()
-    assert desk.answers() == []
-    desk.synced()
+    assert harness.answers() == []
+    harness.synced()
     await wait_all_tasks_blocked()
-    assert sorted(number for number, _ in desk.answers()) == [poll, gone]
+    assert sorted(number for number, _ in harness.answers()) == [poll, gone]
 
 
-async def test_records_that_go_with_their_topic_are_not_passed_over(desk: Desk) -> None:
-    desk.make("a")
-    desk.append("a", 1)
-    desk.written()
-    desk.answers()
-    poll = desk.diff("a", from_seq=1, wait_ms=30_000)
+async def test_records_that_go_with_their_topic_are_not_passed_over(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.append("a", 1)
+    harness.written()
+    harness.answers()
+    poll = harness.diff("a", from_seq=1, wait_ms=30_000)
     await wait_all_tasks_blocked()
-    desk.append("a", 2, 3)
-    desk.delete("a")
-    desk.written()
-    desk.synced()
+    harness.append("a", 2, 3)
+    harness.delete("a")
+    harness.written()
+    harness.synced()
     await wait_all_tasks_blocked()
-    (page,) = [body for number, body in desk.bodies() if number == poll]
+    (page,) = [body for number, body in harness.bodies() if number == poll]
     assert (page["records"], page["next_from_seq"], page["head_seq"]) == ([], 1, 1)
 
 
 @pytest.mark.parametrize("is_in_one_batch", [True, False])
-async def test_a_disconnected_reader_stops_waiting(desk: Desk, is_in_one_batch: bool) -> None:
-    desk.make("a")
-    poll = desk.diff("a", wait_ms=30_000)
+async def test_a_disconnected_reader_stops_waiting(
+    harness: ShardHarness, is_in_one_batch: bool
+) -> None:
+    harness.make("a")
+    poll = harness.diff("a", wait_ms=30_000)
     if not is_in_one_batch:
         await wait_all_tasks_blocked()
-    desk.cancel(poll)
+    harness.cancel(poll)
     await wait_all_tasks_blocked()
-    assert [number for number, _ in desk.answers()] == [poll]
-    assert desk.loop.services.long_polls._polls == {}
+    assert [number for number, _ in harness.answers()] == [poll]
+    assert harness.loop.services.long_polls._polls == {}
 
 
-async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(desk: Desk) -> None:
-    desk.make("a")
-    desk.diff("a", wait_ms=30_000)
-    desk.session.close()
+async def test_a_session_that_ends_in_the_same_batch_as_its_long_poll_ends_it(
+    harness: ShardHarness,
+) -> None:
+    harness.make("a")
+    harness.diff("a", wait_ms=30_000)
+    harness.session.close()
     await wait_all_tasks_blocked()
-    assert desk.loop.services.long_polls._polls == {}
+    assert harness.loop.services.long_polls._polls == {}

@@ -1,4 +1,4 @@
-"""Shard loop: a turn decides a batch, and services attach to it in one way."""
+"""Shard loop: an iteration decides a batch, and services attach to it in one way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.shard import LIMITS, Desk
+from tests.support.shard import LIMITS, ShardHarness
 from tests.support.wire import encode_request
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
@@ -31,8 +31,8 @@ from topics.formats.wire.message import Message
 from topics.storage.recovery.shard_recovery import recover
 
 
-async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) -> None:
-    loop = desk.loop
+async def test_the_loop_calls_only_the_hooks_that_a_service_defines(harness: ShardHarness) -> None:
+    loop = harness.loop
     hooks: list[tuple[list[Any], str]] = [
         (loop._on_config, "on_config"),
         (loop._on_rollback, "on_rollback"),
@@ -46,14 +46,14 @@ async def test_the_loop_calls_only_the_hooks_that_a_service_defines(desk: Desk) 
 
 
 async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_are_ready(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
     order: list[str] = []
 
     class Busy(Service):
         def on_due(self) -> None:
-            order.append("turn")
-            self.is_due = order.count("turn") < 3
+            order.append("iteration")
+            self.is_due = order.count("iteration") < 3
 
     async def other() -> None:
         order.append("other")
@@ -62,13 +62,13 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
     await wait_all_tasks_blocked()
     busy = Busy()
     busy.is_due = True
-    desk.loop._with_due.append(busy)
+    harness.loop._with_due.append(busy)
     async with trio.open_nursery() as nursery:
-        desk.loop.end_iteration()
+        harness.loop.end_iteration()
         nursery.start_soon(other)
     await wait_all_tasks_blocked()
-    assert (order[0], order.count("turn"), order[-1]) == ("turn", 3, "turn")
-    assert "other" in order[1:3], "it was ready before the last turn"
+    assert (order[0], order.count("iteration"), order[-1]) == ("iteration", 3, "iteration")
+    assert "other" in order[1:3], "it was ready before the last iteration"
 
 
 async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
@@ -88,7 +88,7 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
     turns: list[int] = []
 
-    def look() -> None:  # at the end of a turn
+    def look() -> None:  # at the end of an iteration
         turns.append(loop.inbox.count)
 
     monkeypatch.setattr(loop.services.heartbeat, "publish_delay", look)
@@ -123,78 +123,78 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
         link.flush()
         await came.wait()
     assert loop.context.engine.topic("a").head_seq == 20
-    assert max(turns) > 0, "more had arrived than a turn takes"
+    assert max(turns) > 0, "more had arrived than an iteration takes"
     stop.set()
     shard.wal.stop()
     nursery.cancel_scope.cancel()
 
 
 async def test_a_flood_of_one_band_leaves_the_others_their_share(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The requests of the highest band come last and are answered in the first turns."""
-    monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)  # a turn takes one message
+    monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)  # an iteration takes one message
     for topic, priority in (("low", -1), ("usual", 0), ("high", 800)):
-        desk.make(topic, priority=priority, durability="ephemeral")
+        harness.make(topic, priority=priority, durability="ephemeral")
     await wait_all_tasks_blocked()
-    flood = [*_arrive(desk, "low", 200), *_arrive(desk, "usual", 200)]
-    urgent = _arrive(desk, "high", 5)
+    flood = [*_arrive(harness, "low", 200), *_arrive(harness, "usual", 200)]
+    urgent = _arrive(harness, "high", 5)
     for _ in urgent:
-        desk.loop.run_iteration()
-    answered = dict(desk.bodies())
+        harness.loop.run_iteration()
+    answered = dict(harness.bodies())
     assert [*answered] == urgent
     assert answered[urgent[0]]["performance"]["throttle_wait_ms"] == 0.0
-    while desk.loop.inbox.count:
-        desk.loop.run_iteration()
-    late = dict(desk.bodies())
+    while harness.loop.inbox.count:
+        harness.loop.run_iteration()
+    late = dict(harness.bodies())
     assert sorted([*answered, *late]) == sorted(flood + urgent)
     waits = [late[number]["performance"]["throttle_wait_ms"] for number in flood if number in late]
     assert min(waits[: -inbox.FIFO_MAX]) > 0.0
     for topic, count in (("low", 200), ("usual", 200), ("high", 5)):
-        assert desk.loop.context.engine.topic(topic).head_seq == count
+        assert harness.loop.context.engine.topic(topic).head_seq == count
 
 
 async def test_diffs_and_claims_tell_how_long_they_were_parked(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)
-    desk.make("low", priority=-1)
-    desk.make("queue", type="queue", priority=-1)
+    harness.make("low", priority=-1)
+    harness.make("queue", type="queue", priority=-1)
     for topic in ("low", "queue"):
-        _arrive(desk, topic, 100)
+        _arrive(harness, topic, 100)
     asked = [
-        *(_come(desk, calls.DIFF, calls.TopicParams("low", 0), b"{}") for _ in range(2)),
-        _come(desk, calls.CLAIM, calls.TopicParams("queue", 0), b'{"node":"n"}'),
+        *(_come(harness, calls.DIFF, calls.TopicParams("low", 0), b"{}") for _ in range(2)),
+        _come(harness, calls.CLAIM, calls.TopicParams("queue", 0), b'{"node":"n"}'),
     ]
-    while desk.loop.inbox.count:
-        desk.loop.run_iteration()
-    answers = dict(desk.bodies())
+    while harness.loop.inbox.count:
+        harness.loop.run_iteration()
+    answers = dict(harness.bodies())
     for number in asked[1:]:
         assert answers[number]["performance"]["throttle_wait_ms"] > 0.0
 
 
-def _come(desk: Desk, call: Call[Any, Any], params: Any, body: bytes) -> int:
+def _come(harness: ShardHarness, call: Call[Any, Any], params: Any, body: bytes) -> int:
     """A request comes into the inbox; its number."""
-    number = desk._cid = desk._cid + 1
-    desk._asked[number] = call
+    number = harness._cid = harness._cid + 1
+    harness._calls[number] = call
     payload = encode_request(number, call.method, params)
     message = Message(number, 0, call.subject, payload, body)
-    desk.loop.inbox.put(desk.session, [message])
+    harness.loop.inbox.put(harness.session, [message])
     return number
 
 
-def _arrive(desk: Desk, topic: str, count: int) -> list[int]:
+def _arrive(harness: ShardHarness, topic: str, count: int) -> list[int]:
     params = AppendParams(topic, None, with_seqs=True, prefixes=None, at=0)
     body = json_bytes({"records": [{"data": 1}]})
-    return [_come(desk, APPEND, params, body) for _ in range(count)]
+    return [_come(harness, APPEND, params, body) for _ in range(count)]
 
 
 # The order of the hooks
 
 
-def order_of(desk: Desk, hook: str) -> list[str]:
+def order_of(harness: ShardHarness, hook: str) -> list[str]:
     """The services that define a hook, in the order of its calls."""
-    return [type(each).__name__ for each in desk.loop.services if has(each, hook)]
+    return [type(each).__name__ for each in harness.loop.services if has(each, hook)]
 
 
 def has(service: Service, hook: str) -> bool:
@@ -202,14 +202,14 @@ def has(service: Service, hook: str) -> bool:
 
 
 async def test_what_is_tried_again_comes_before_all_that_a_turn_may_add_to_its_group(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    assert order_of(desk, "on_due")[0] == "Retries"
+    assert order_of(harness, "on_due")[0] == "Retries"
 
 
 async def test_a_front_that_has_gone_leaves_the_lines_with_its_claims_and_streams(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    closing = order_of(desk, "on_session_closed")
+    closing = order_of(harness, "on_session_closed")
     assert {"Claims", "WorkStreams"} <= set(closing)
     assert "JobDispatch" not in closing, "its claimers leave by themselves"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard import metrics
 from topics.engine.now import Now
 from topics.engine.topic import Topic
@@ -25,13 +25,13 @@ NO_QUEUE = [None] * 4  # the fields of a log that only a queue has
 
 
 async def read(
-    desk: Desk, prefixes: list[str] | None = None, topics_max: int = 100
+    harness: ShardHarness, prefixes: list[str] | None = None, topics_max: int = 100
 ) -> MetricsResult:
     """Return the rows of a shard as structs."""
-    desk.wire.take()
-    cid = desk.ask(METRICS_READ, MetricsParams(prefixes, topics_max, 100))
+    harness.wire.take()
+    cid = harness.request(METRICS_READ, MetricsParams(prefixes, topics_max, 100))
     await wait_all_tasks_blocked()
-    (answer,) = (decode(frame.payload) for frame in desk.wire.take())
+    (answer,) = (decode(frame.payload) for frame in harness.wire.take())
     assert isinstance(answer, Success)
     assert answer.cid == cid
     return made_again(METRICS_READ.result._make(answer.result))
@@ -44,80 +44,80 @@ def made_again(found: MetricsResult) -> MetricsResult:
     )
 
 
-async def names(desk: Desk, *args: Any) -> tuple[list[str], bool]:
-    found = await read(desk, *args)
+async def names(harness: ShardHarness, *args: Any) -> tuple[list[str], bool]:
+    found = await read(harness, *args)
     return [row.topic for row in found.topics], found.topics_truncated
 
 
 async def test_the_first_topics_come_in_order_and_the_others_are_told_of(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "NAMES_PER_STEP", 2)
     monkeypatch.setattr(metrics, "TOPICS_PER_STEP", 2)
     for name in "ecadb":
-        desk.make(name)
-    assert await names(desk) == (["a", "b", "c", "d", "e"], False)
-    assert await names(desk, None, 5) == (["a", "b", "c", "d", "e"], False)
-    assert await names(desk, None, 3) == (["a", "b", "c"], True)
-    assert await names(desk, None, 0) == ([], True)
+        harness.make(name)
+    assert await names(harness) == (["a", "b", "c", "d", "e"], False)
+    assert await names(harness, None, 5) == (["a", "b", "c", "d", "e"], False)
+    assert await names(harness, None, 3) == (["a", "b", "c"], True)
+    assert await names(harness, None, 0) == ([], True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 50, 200, 500])
 async def test_of_many_topics_exactly_the_first_are_shown(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, count: int
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(metrics, "NAMES_PER_STEP", 16)
     made = [f"{number * 7919 % 997:03d}" for number in range(200)]
     for number, name in enumerate(made, start=1):
-        desk.engine.table.add(Topic(number, name, 1, TopicConfig()))
-    assert await names(desk, None, count) == (sorted(made)[:count], count < 200)
+        harness.engine.table.add(Topic(number, name, 1, TopicConfig()))
+    assert await names(harness, None, count) == (sorted(made)[:count], count < 200)
 
 
-async def test_a_row_contains_committed_values(desk: Desk) -> None:
-    desk.make("a", cap_records=2)
-    desk.append("a", 1, 2, 3)
-    assert (await read(desk)).topics == [TopicMetrics("a", 0, 1, 0, 0, *NO_QUEUE)]
-    desk.synced()
-    topic = desk.engine.topic("a")
+async def test_a_row_contains_committed_values(harness: ShardHarness) -> None:
+    harness.make("a", cap_records=2)
+    harness.append("a", 1, 2, 3)
+    assert (await read(harness)).topics == [TopicMetrics("a", 0, 1, 0, 0, *NO_QUEUE)]
+    harness.synced()
+    topic = harness.engine.topic("a")
     assert topic.bytes > 0
-    assert (await read(desk)).topics == [TopicMetrics("a", 3, 2, 2, topic.bytes, *NO_QUEUE)]
+    assert (await read(harness)).topics == [TopicMetrics("a", 3, 2, 2, topic.bytes, *NO_QUEUE)]
 
 
-async def test_what_is_too_old_is_not_shown_and_the_log_hears_of_it(desk: Desk) -> None:
-    desk.make("a", ttl_ms=1000)
-    desk.append("a", 1, 2)
-    desk.synced()
-    now = desk.commits.now()
-    desk.loop.context.clock = lambda: Now(now.ts + 5000, now.ms + 5000)
-    groups = len(desk.log.groups)
-    assert (await read(desk)).topics == [TopicMetrics("a", 2, 3, 0, 0, *NO_QUEUE)]
-    assert len(desk.log.groups) == groups + 1
+async def test_what_is_too_old_is_not_shown_and_the_log_hears_of_it(harness: ShardHarness) -> None:
+    harness.make("a", ttl_ms=1000)
+    harness.append("a", 1, 2)
+    harness.synced()
+    now = harness.commits.now()
+    harness.loop.context.clock = lambda: Now(now.ts + 5000, now.ms + 5000)
+    groups = len(harness.log.groups)
+    assert (await read(harness)).topics == [TopicMetrics("a", 2, 3, 0, 0, *NO_QUEUE)]
+    assert len(harness.log.groups) == groups + 1
 
 
-async def test_a_held_topic_is_shown_immediately(desk: Desk) -> None:
-    desk.make("a")
-    desk.loop.context.held.hold("a")
-    assert await names(desk) == (["a"], False)
+async def test_a_held_topic_is_shown_immediately(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.loop.context.held.hold("a")
+    assert await names(harness) == (["a"], False)
 
 
-async def test_a_row_is_no_read_of_its_topic(desk: Desk) -> None:
-    desk.make("a")
-    await read(desk)
-    assert desk.engine.topic("a").last_read_ts is None
+async def test_a_row_is_no_read_of_its_topic(harness: ShardHarness) -> None:
+    harness.make("a")
+    await read(harness)
+    assert harness.engine.topic("a").last_read_ts is None
 
 
 async def test_a_topic_deleted_between_two_steps_has_no_row(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "TOPICS_PER_STEP", 1)
-    desk.make("a", ttl_ms=60_000)
-    desk.make("b")
-    remove_expired = desk.loop.context.remove_expired
+    harness.make("a", ttl_ms=60_000)
+    harness.make("b")
+    remove_expired = harness.loop.context.remove_expired
 
     def remove(topic: Any) -> None:
         remove_expired(topic)
         if topic.name == "a":
-            desk.engine.table.remove(desk.engine.topic("b"))
+            harness.engine.table.remove(harness.engine.topic("b"))
 
-    monkeypatch.setattr(desk.loop.context, "remove_expired", remove)
-    assert await names(desk) == (["a"], False)
+    monkeypatch.setattr(harness.loop.context, "remove_expired", remove)
+    assert await names(harness) == (["a"], False)

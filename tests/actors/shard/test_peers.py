@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.peers import call_peer, call_until_connected
-from tests.support.shard import LIMITS, Desk
+from tests.support.shard import LIMITS, ShardHarness
 from tests.support.wire import Wire, encode_failure, encode_success
 from topics.actors.link.board import Board
 from topics.actors.link.link import Link
@@ -54,14 +54,14 @@ def outcome_of(answer: Reply[Any] | TopicsError) -> str:
     return answer.code if isinstance(answer, TopicsError) else "reply"
 
 
-class PeersBench:
+class PeersHarness:
     """The peers of a shard whose iterations the test runs. Each session with a peer is a wire."""
 
     def __init__(self) -> None:
         self.wakes = 0
         self.router = MessageRouter()
         self.peers = Peers(4, self._wake)
-        self.told: list[str] = []
+        self.outcomes: list[str] = []
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -79,117 +79,119 @@ class PeersBench:
         return wire, answer, session.close
 
     def call_peer(self, shard: int) -> None:
-        self.peers.call(shard, TOPIC_GET, STATE, b"", lambda got: self.told.append(outcome_of(got)))
+        self.peers.call(
+            shard, TOPIC_GET, STATE, b"", lambda got: self.outcomes.append(outcome_of(got))
+        )
 
-    def turn(self) -> list[str]:
+    def run_iteration(self) -> list[str]:
         """Run an iteration. Return all outcomes that the callers have received."""
         if self.peers.is_due:
             self.peers.is_due = False
             self.peers.on_due()
-        told, self.told = self.told, []
-        return told
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
 
 
 def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask() -> None:
-    bench = PeersBench()
-    bench.call_peer(2)
-    assert (bench.told, bench.wakes) == ([], 1)
-    assert bench.turn() == ["not_ready"]
-    assert bench.turn() == []
+    peers_harness = PeersHarness()
+    peers_harness.call_peer(2)
+    assert (peers_harness.outcomes, peers_harness.wakes) == ([], 1)
+    assert peers_harness.run_iteration() == ["not_ready"]
+    assert peers_harness.run_iteration() == []
 
 
 def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
-    bench = PeersBench()
-    wire, answer, _ = bench.connect(3)
-    bench.call_peer(3)
+    peers_harness = PeersHarness()
+    wire, answer, _ = peers_harness.connect(3)
+    peers_harness.call_peer(3)
     answer(encode_success(wire.message_ids[-1], NO_RESULT))
-    bench.call_peer(3)
+    peers_harness.call_peer(3)
     data = {"code": TopicNotFound.code, "detail": {"topic": "a"}}
     answer(encode_failure(wire.message_ids[-1], 2001, "none", data))
-    assert bench.told == ["reply", "topic_not_found"]
-    assert bench.wakes == 0
+    assert peers_harness.outcomes == ["reply", "topic_not_found"]
+    assert peers_harness.wakes == 0
 
 
 def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
-    bench = PeersBench()
-    _, _, close = bench.connect(1)
-    bench.call_peer(1)
-    bench.call_peer(1)
+    peers_harness = PeersHarness()
+    _, _, close = peers_harness.connect(1)
+    peers_harness.call_peer(1)
+    peers_harness.call_peer(1)
     close()
-    assert bench.told == []
-    assert bench.turn() == ["not_ready", "not_ready"]
-    bench.call_peer(1)
-    assert bench.turn() == ["not_ready"]
+    assert peers_harness.outcomes == []
+    assert peers_harness.run_iteration() == ["not_ready", "not_ready"]
+    peers_harness.call_peer(1)
+    assert peers_harness.run_iteration() == ["not_ready"]
 
 
 def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_next_turn() -> None:
-    bench = PeersBench()
-    wire, _, _ = bench.connect(1)
+    peers_harness = PeersHarness()
+    wire, _, _ = peers_harness.connect(1)
     wire.broken = True
-    bench.call_peer(1)
-    assert bench.told == []
-    assert bench.turn() == ["not_ready"]
+    peers_harness.call_peer(1)
+    assert peers_harness.outcomes == []
+    assert peers_harness.run_iteration() == ["not_ready"]
 
 
 def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
-    bench = PeersBench()
+    peers_harness = PeersHarness()
 
     def again(answer: Reply[Any] | TopicsError) -> None:
-        bench.told.append(outcome_of(answer))
-        bench.call_peer(0)
+        peers_harness.outcomes.append(outcome_of(answer))
+        peers_harness.call_peer(0)
 
-    bench.peers.call(0, TOPIC_GET, STATE, b"", again)
-    assert bench.turn() == ["not_ready"]
-    assert bench.turn() == ["not_ready"]
+    peers_harness.peers.call(0, TOPIC_GET, STATE, b"", again)
+    assert peers_harness.run_iteration() == ["not_ready"]
+    assert peers_harness.run_iteration() == ["not_ready"]
 
 
 def test_a_reconnected_peer_is_called_on_its_new_session() -> None:
-    bench = PeersBench()
-    _, _, close_old = bench.connect(1)
-    wire, answer, _ = bench.connect(1)
+    peers_harness = PeersHarness()
+    _, _, close_old = peers_harness.connect(1)
+    wire, answer, _ = peers_harness.connect(1)
     close_old()
-    bench.call_peer(1)
+    peers_harness.call_peer(1)
     answer(encode_success(wire.message_ids[-1], NO_RESULT))
-    assert bench.told == ["reply"]
+    assert peers_harness.outcomes == ["reply"]
 
 
 def test_whoever_wants_to_know_is_told_of_each_session_and_asks_first() -> None:
-    bench, told = PeersBench(), list[tuple[int, bool]]()
+    peers_harness, calls = PeersHarness(), list[tuple[int, bool]]()
 
     def opened(shard: int) -> None:
-        told.append((shard, bench.peers.is_connected(shard)))
-        bench.call_peer(shard)
+        calls.append((shard, peers_harness.peers.is_connected(shard)))
+        peers_harness.call_peer(shard)
 
-    bench.peers.on_open.append(opened)
-    wire, _, close = bench.connect(2)
+    peers_harness.peers.on_open.append(opened)
+    wire, _, close = peers_harness.connect(2)
     assert len(wire.message_ids) == 1
     close()
-    assert not bench.peers.is_connected(2)
-    bench.connect(2)
-    assert told == [(2, True), (2, True)]
+    assert not peers_harness.peers.is_connected(2)
+    peers_harness.connect(2)
+    assert calls == [(2, True), (2, True)]
 
 
 def test_peers_know_the_shard_of_a_topic() -> None:
-    assert PeersBench().peers.shard_of("jobs") == shard_of("jobs", 4)
+    assert PeersHarness().peers.shard_of("jobs") == shard_of("jobs", 4)
 
 
 # A shard and itself
 
 
 async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_a_front(
-    desk: Desk, nursery: trio.Nursery
+    harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
     got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
-        got.append(await call_peer(desk.loop, 0, APPEND, append_to("a"), records(1, 2)))
+        got.append(await call_peer(harness.loop, 0, APPEND, append_to("a"), records(1, 2)))
 
     nursery.start_soon(append)
     await wait_all_tasks_blocked()
-    assert desk.log.groups, "the append was decided, and waits for the log"
+    assert harness.log.groups, "the append was decided, and waits for the log"
     assert got == []
-    desk.log.sync()
-    desk.advance()
+    harness.log.sync()
+    harness.advance()
     await wait_all_tasks_blocked()
     (reply,) = got
     assert isinstance(reply, Reply)
@@ -197,61 +199,65 @@ async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_
     assert msgspec.json.decode(bytes(reply.body))["seqs"] == [1, 2]
     reply.release()
     assert reply.body == b""
-    assert desk.seqs("a") == [1, 2]
+    assert harness.seqs("a") == [1, 2]
 
 
-async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(desk: Desk) -> None:
-    failure = await call_peer(desk.loop, 0, TOPIC_GET, STATE)
+async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(
+    harness: ShardHarness,
+) -> None:
+    failure = await call_peer(harness.loop, 0, TOPIC_GET, STATE)
     assert isinstance(failure, TopicNotFound)
     assert failure.detail["topic"] == "a"
 
 
-async def test_a_message_to_oneself_is_handled_in_a_later_turn(desk: Desk) -> None:
+async def test_a_message_to_oneself_is_handled_in_a_later_turn(harness: ShardHarness) -> None:
     """This includes messages that a reply handler sends, so that no iteration runs forever."""
-    told: list[int] = []
+    iterations: list[int] = []
 
     def then(answer: Reply[Any] | TopicsError) -> None:
-        told.append(desk.loop.context.iteration_count - before)
-        if len(told) < 4:
-            desk.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
+        iterations.append(harness.loop.context.iteration_count - before)
+        if len(iterations) < 4:
+            harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
 
     await wait_all_tasks_blocked()
-    before = desk.loop.context.iteration_count
-    desk.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
-    desk.loop.end_iteration()
+    before = harness.loop.context.iteration_count
+    harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
+    harness.loop.end_iteration()
     await wait_all_tasks_blocked()
-    assert told == [2, 4, 6, 8], "a turn for each request, and one for each answer"
+    assert iterations == [2, 4, 6, 8], "an iteration for each request, and one for each answer"
 
 
 async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
-    desk: Desk, nursery: trio.Nursery
+    harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
-    desk.make("a")
-    desk.log.immediate = True
+    harness.make("a")
+    harness.log.immediate = True
     body = bytearray(records("as it was"))
 
     def then(_: object) -> None:
         pass
 
-    desk.loop.context.peers.call(0, APPEND, append_to("a"), body, then)
+    harness.loop.context.peers.call(0, APPEND, append_to("a"), body, then)
     body[:] = bytes(len(body))
-    desk.loop.end_iteration()
+    harness.loop.end_iteration()
     await wait_all_tasks_blocked()
-    desk.diff("a")
-    ((_, page),) = desk.bodies()
+    harness.diff("a")
+    ((_, page),) = harness.bodies()
     assert [record["data"] for record in page["records"]] == ["as it was"]
 
 
-async def test_calls_to_oneself_fail_when_the_log_does(desk: Desk, nursery: trio.Nursery) -> None:
+async def test_calls_to_oneself_fail_when_the_log_does(
+    harness: ShardHarness, nursery: trio.Nursery
+) -> None:
     got: list[Reply[Any] | TopicsError] = []
 
     async def append() -> None:
-        got.append(await call_peer(desk.loop, 0, APPEND, append_to("a"), records(1)))
+        got.append(await call_peer(harness.loop, 0, APPEND, append_to("a"), records(1)))
 
     nursery.start_soon(append)
     await wait_all_tasks_blocked()
-    desk.failed(OSError(5, "broken"))
-    desk.loop.deadlines.wake()
+    harness.failed(OSError(5, "broken"))
+    harness.loop.deadlines.wake()
     await wait_all_tasks_blocked()
     (reply,) = got
     assert isinstance(reply, Reply)

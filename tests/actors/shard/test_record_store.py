@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard import record_store
 from topics.engine.topic import RESERVE_MIN
 from topics.storage.wal.log_file import NoSpace
@@ -19,48 +19,50 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_that_failed(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a", durability="ephemeral")
-    desk.append("a", 1)
-    desk.append("a", 2)
-    assert len(desk.commits.store._in_memory) == 2
-    desk.append("a", *range(RESERVE_MIN))  # waits for a reservation
-    assert len(desk.commits.store._in_memory) == 3
-    desk.failed(FULL)
-    assert len(desk.commits.store._in_memory) == 2
-    desk.delete("a")
-    assert len(desk.commits.store._in_memory) == 2, "the deletion may fail yet"
-    desk.synced()
-    assert desk.commits.store._in_memory == {}
+    harness.make("a", durability="ephemeral")
+    harness.append("a", 1)
+    harness.append("a", 2)
+    assert len(harness.commits.store._in_memory) == 2
+    harness.append("a", *range(RESERVE_MIN))  # waits for a reservation
+    assert len(harness.commits.store._in_memory) == 3
+    harness.failed(FULL)
+    assert len(harness.commits.store._in_memory) == 2
+    harness.delete("a")
+    assert len(harness.commits.store._in_memory) == 2, "the deletion may fail yet"
+    harness.synced()
+    assert harness.commits.store._in_memory == {}
 
 
 async def test_many_records_that_go_at_once_are_freed_step_by_step(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_store, "RELEASE_STEP", 2)
-    store, kept = desk.commits.store, desk.commits.store._in_memory
-    desk.make("a", durability="ephemeral")
-    desk.make("b", durability="ephemeral", cap_records=1)
+    store, kept = harness.commits.store, harness.commits.store._in_memory
+    harness.make("a", durability="ephemeral")
+    harness.make("b", durability="ephemeral", cap_records=1)
     for number in range(5):
-        desk.append("a", number)
-        desk.append("b", number)
-    desk.delete("a")
-    desk.synced()
+        harness.append("a", number)
+        harness.append("b", number)
+    harness.delete("a")
+    harness.synced()
     assert len(kept) == 6
     for left in (4, 2, 1):
         assert store.release_next() == (left > 1)
         assert len(kept) == left
 
 
-async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(desk: Desk) -> None:
-    desk.make("a")
-    topic = desk.engine.topics["a"]
-    desk.log.blobs.add(topic.id, 1, 0)
-    path = desk.log.blobs.path(topic.id, 1)
+async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(
+    harness: ShardHarness,
+) -> None:
+    harness.make("a")
+    topic = harness.engine.topics["a"]
+    harness.log.blobs.add(topic.id, 1, 0)
+    path = harness.log.blobs.path(topic.id, 1)
     path.touch()
-    desk.delete("a")
-    desk.written()
+    harness.delete("a")
+    harness.written()
     assert path.exists()
-    desk.synced()
+    harness.synced()
     assert not path.exists()

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from tests.support.streamed import (
     BROKEN,
     FULL,
@@ -36,103 +36,105 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 async def test_a_long_write_whose_file_hangs_is_a_disk_that_does_not_answer(
-    desk: Desk,
+    harness: ShardHarness,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A long write has no other time limit."""
     held = Held(monkeypatch)
-    desk.make("a")
-    number = desk.append_raw("a", body(PADDING))
-    await held_up(desk, held)
+    harness.make("a")
+    number = harness.append_raw("a", body(PADDING))
+    await held_up(harness, held)
     for now in range(12):
-        desk.loop.context.disk.check(now)
-    assert desk.cells.disk_silent_ms == 11_000
-    refused = desk.append("b", 1)
-    assert desk.answers() == [(refused, "not_ready")]
+        harness.loop.context.disk.check(now)
+    assert harness.cells.disk_silent_ms == 11_000
+    refused = harness.append("b", 1)
+    assert harness.answers() == [(refused, "not_ready")]
     held.open()
-    await held_up(desk, held, 2)
-    desk.loop.context.disk.check(12)
-    assert desk.cells.disk_silent_ms == 0
-    assert (await until(desk, number))[number]["first_seq"] == 1
+    await held_up(harness, held, 2)
+    harness.loop.context.disk.check(12)
+    assert harness.cells.disk_silent_ms == 0
+    assert (await until(harness, number))[number]["first_seq"] == 1
 
 
-async def later(desk: Desk, clock: MockClock) -> list[tuple[int, int | str]]:
+async def later(harness: ShardHarness, clock: MockClock) -> list[tuple[int, int | str]]:
     """Wait longer than the timeout of a request. Return the replies sent until then."""
     clock.jump(RPC_TIMEOUT_MS / 1000 + 1)
-    desk.loop.router._expire_until(trio.current_time())
-    return desk.answers()
+    harness.loop.router._expire_until(trio.current_time())
+    return harness.answers()
 
 
 async def test_what_waited_too_long_behind_it_is_not_done(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
     held = Held(monkeypatch)
-    desk.make("a")
-    number = desk.append_raw("a", body(PADDING))
-    await held_up(desk, held)
+    harness.make("a")
+    number = harness.append_raw("a", body(PADDING))
+    await held_up(harness, held)
     waiting = [
-        desk.append("a", "small"),
-        desk.append_many("a", {"records": [{"data": 1}]}),
-        desk.append_raw("a", body(["b" * 100] * 50)),
-        desk.put("a", priority=5),
-        desk.delete("a"),
-        desk.delete_records("a", before_seq=10),
+        harness.append("a", "small"),
+        harness.append_many("a", {"records": [{"data": 1}]}),
+        harness.append_raw("a", body(["b" * 100] * 50)),
+        harness.put("a", priority=5),
+        harness.delete("a"),
+        harness.delete_records("a", before_seq=10),
     ]
-    assert sorted(await later(desk, mock_clock)) == [(each, ErrorCode.TIMEOUT) for each in waiting]
-    last = desk.append("a", "in time")
+    assert sorted(await later(harness, mock_clock)) == [
+        (each, ErrorCode.TIMEOUT) for each in waiting
+    ]
+    last = harness.append("a", "in time")
     held.open()
-    answers = await until(desk, number, last)
+    answers = await until(harness, number, last)
     assert (answers[number]["first_seq"], answers[last]["first_seq"]) == (1, 61)
     assert answers.keys() == {number, last}
-    assert datas(desk, "a") == [*PADDING, "in time"]
-    assert desk.engine.topics["a"].config.priority is None
+    assert datas(harness, "a") == [*PADDING, "in time"]
+    assert harness.engine.topics["a"].config.priority is None
 
 
 async def test_what_waited_for_a_front_that_has_gone_is_not_done(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    desk.make("a")
-    desk.append_raw("a", body(PADDING))
-    await held_up(desk, held)
-    desk.append("a", "small")
-    desk.session.close()
-    desk.session = desk.loop.open_session("front-0", desk.wire)
-    last = desk.append("a", "of the next one")
+    harness.make("a")
+    harness.append_raw("a", body(PADDING))
+    await held_up(harness, held)
+    harness.append("a", "small")
+    harness.session.close()
+    harness.session = harness.loop.open_session("front-0", harness.wire)
+    last = harness.append("a", "of the next one")
     held.open()
-    assert (await until(desk, last))[last]["first_seq"] == 61
+    assert (await until(harness, last))[last]["first_seq"] == 61
 
 
 async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(
-    desk: Desk, mock_clock: MockClock
+    harness: ShardHarness, mock_clock: MockClock
 ) -> None:
-    desk.make("a", cap_records=10)
-    await until(desk, desk.append("a", 1))
-    desk.append("a", 2)
-    number = desk.delete_records("a", match=["tag", "Glob", "*"])
-    assert await later(desk, mock_clock) == [(number, ErrorCode.TIMEOUT)]
-    position = desk.log.next_lsn
-    last = desk.append("a", 3)
-    await until(desk, last)
-    kinds = [frame.kind for place, frame in desk.log.frames.items() if place >= position]
+    harness.make("a", cap_records=10)
+    await until(harness, harness.append("a", 1))
+    harness.append("a", 2)
+    number = harness.delete_records("a", match=["tag", "Glob", "*"])
+    assert await later(harness, mock_clock) == [(number, ErrorCode.TIMEOUT)]
+    position = harness.log.next_lsn
+    last = harness.append("a", 3)
+    await until(harness, last)
+    kinds = [frame.kind for place, frame in harness.log.frames.items() if place >= position]
     assert FrameKind.DELETE not in kinds
 
 
 async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes(
-    desk: Desk, mock_clock: MockClock
+    harness: ShardHarness, mock_clock: MockClock
 ) -> None:
     """The disk hangs for a minute. Decided changes cannot be undone."""
-    desk.make("a", durability="fsync")
+    harness.make("a", durability="fsync")
     numbers = [
-        desk.append("a", 1),
-        desk.append_many("a", {"records": [{"data": 1}]}),
-        desk.put("a", priority=5),
-        desk.delete_records("a", before_seq=1),
-        desk.delete("a"),
+        harness.append("a", 1),
+        harness.append_many("a", {"records": [{"data": 1}]}),
+        harness.put("a", priority=5),
+        harness.delete_records("a", before_seq=1),
+        harness.delete("a"),
     ]
-    assert await later(desk, mock_clock) == []
-    desk.synced()
-    answered = [decode(frame.payload).cid for frame in desk.wire.take()]
+    assert await later(harness, mock_clock) == []
+    harness.synced()
+    answered = [decode(frame.payload).cid for frame in harness.wire.take()]
     assert sorted(answered) == numbers
 
 
@@ -150,96 +152,101 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
-async def test_a_bad_end_is_refused_and_nothing_is_stored(desk: Desk, raw: bytes) -> None:
+async def test_a_bad_end_is_refused_and_nothing_is_stored(
+    harness: ShardHarness, raw: bytes
+) -> None:
     assert len(raw) > LONG
-    number, small = desk.append_raw("a", raw), desk.append("a", 1, create=False)
-    answers = await until(desk, number, small)
+    number, small = harness.append_raw("a", raw), harness.append("a", 1, create=False)
+    answers = await until(harness, number, small)
     assert [answers[n]["code"] for n in (number, small)] == ["invalid_request", "topic_not_found"]
-    assert (desk.log.frames, files(desk), desk.loop.context.held.waiting) == ({}, [], {})
-    desk.make("a")
-    again, next_one = desk.append_raw("a", raw), desk.append("a", "next")
-    answers = await until(desk, again, next_one)
+    assert (harness.log.frames, files(harness), harness.loop.context.held.waiting) == ({}, [], {})
+    harness.make("a")
+    again, next_one = harness.append_raw("a", raw), harness.append("a", "next")
+    answers = await until(harness, again, next_one)
     assert (answers[again]["code"], answers[next_one]["first_seq"]) == ("invalid_request", 1)
-    assert files(desk) == []
+    assert files(harness) == []
 
 
 @pytest.mark.parametrize("write", [1, 2, 4])
 async def test_a_disk_that_fills_up_midway_takes_nothing_of_it(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, write: int
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, write: int
 ) -> None:
     held = Held(monkeypatch)
     held.open()
     held.after[write] = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    desk.make("a")
-    number, small = desk.append_raw("a", body(PADDING), key="k"), desk.append("a", "small", key="k")
-    answers = await until(desk, number, small)
+    harness.make("a")
+    number, small = (
+        harness.append_raw("a", body(PADDING), key="k"),
+        harness.append("a", "small", key="k"),
+    )
+    answers = await until(harness, number, small)
     assert answers[number]["code"] == "not_ready"
     assert (answers[small]["first_seq"], answers[small]["deduped"]) == (1, False)
-    assert files(desk) == []
-    again = desk.append_raw("a", body(PADDING))
-    assert (await until(desk, again))[again]["first_seq"] == 2
+    assert files(harness) == []
+    again = harness.append_raw("a", body(PADDING))
+    assert (await until(harness, again))[again]["first_seq"] == 2
 
 
 async def test_a_streamed_append_that_is_cancelled_leaves_no_file(
-    desk: Desk, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    desk.make("a")
+    harness.make("a")
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as mine:
             params = AppendParams("a", None, True, None, 0)
-            mine.start_soon(desk.loop.services.streamed_appends.append, params, body(PADDING))
-            await held_up(desk, held)
-            assert len(files(desk)) == 1
+            mine.start_soon(harness.loop.services.streamed_appends.append, params, body(PADDING))
+            await held_up(harness, held)
+            assert len(files(harness)) == 1
             held.open()
             scope.cancel()
     assert scope.cancelled_caught
-    assert files(desk) == []
-    assert desk.seqs("a") == []
+    assert files(harness) == []
+    assert harness.seqs("a") == []
 
 
-async def test_without_room_for_its_frame_its_blob_goes_too(desk: Desk) -> None:
+async def test_without_room_for_its_frame_its_blob_goes_too(harness: ShardHarness) -> None:
     """Otherwise 64 MiB that no record uses would remain on the full disk until the next start."""
-    desk.make("a")
-    number = desk.append_raw("a", body(PADDING))
+    harness.make("a")
+    number = harness.append_raw("a", body(PADDING))
     with trio.fail_after(20):
-        while not len(desk.commits):
+        while not len(harness.commits):
             await trio.lowlevel.checkpoint()
-    assert len(files(desk)) == 1
-    desk.failed(FULL)
+    assert len(files(harness)) == 1
+    harness.failed(FULL)
     await wait_all_tasks_blocked()
-    assert desk.answers() == [(number, "not_ready")]
-    assert (files(desk), desk.log.blobs.added()) == ([], [])
-    small = desk.append("a", 1)
-    desk.written()
-    assert desk.answers() == [(small, 200)]
-    assert datas(desk, "a") == [1]
+    assert harness.answers() == [(number, "not_ready")]
+    assert (files(harness), harness.log.blobs.added()) == ([], [])
+    small = harness.append("a", 1)
+    harness.written()
+    assert harness.answers() == [(small, 200)]
+    assert datas(harness, "a") == [1]
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
 async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, durability: str
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
     """A read lets go of what is too old while the records are on their way; the frame that tells of
     it meets a full disk.
     """
     held = Held(monkeypatch)
-    desk.make("a", ttl_ms=60_000)
-    old = desk.append("a", "old")
-    await until(desk, old)
-    desk.make("a", durability=durability)
-    number = desk.append_raw("a", body(PADDING), key="k")
-    await held_up(desk, held)
-    now = desk.loop.context.now
-    desk.loop.context.now = Now(now.ts + 120_000, now.ms + 120_000)
-    assert desk.seqs("a") == []
-    topic = desk.engine.topics["a"]
-    desk.failed(FULL)
+    harness.make("a", ttl_ms=60_000)
+    old = harness.append("a", "old")
+    await until(harness, old)
+    harness.make("a", durability=durability)
+    number = harness.append_raw("a", body(PADDING), key="k")
+    await held_up(harness, held)
+    now = harness.loop.context.now
+    harness.loop.context.now = Now(now.ts + 120_000, now.ms + 120_000)
+    assert harness.seqs("a") == []
+    topic = harness.engine.topics["a"]
+    harness.failed(FULL)
     assert (topic.next_seq, topic.pending, topic.floor_due) == (62, 1, True)
     assert topic.pending_keys.keys() == {"k"}
-    small = desk.append("a", "small")
+    small = harness.append("a", "small")
     held.open()
-    answers = await until(desk, number, small)
+    answers = await until(harness, number, small)
     assert (
         answers[number]["first_seq"],
         answers[number]["count"],
@@ -256,97 +263,99 @@ async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
 
 @pytest.mark.slow
 async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart, the seqs of records in memory must not be assigned again."""
-    desk.make("a", durability="ephemeral")
+    harness.make("a", durability="ephemeral")
     with monkeypatch.context() as patch:
         patch.setattr(appends, "STREAMED_MIN_BYTES", 1 << 20)
-        desk.append("a", *[0] * 2100)
-    desk.flush()
-    topic = desk.engine.topics["a"]
+        harness.append("a", *[0] * 2100)
+    harness.flush()
+    topic = harness.engine.topics["a"]
     assert (topic.reserved_seq, topic.reserving_seq) == (4096, 2100 + 4096)
-    number = desk.append_raw("a", body([0] * 2100))
+    number = harness.append_raw("a", body([0] * 2100))
     with trio.fail_after(20):
         while not topic.pending:
             await trio.lowlevel.checkpoint()
     assert topic.next_seq == 4201
-    desk.failed(FULL)
-    await until(desk, number)
+    harness.failed(FULL)
+    await until(harness, number)
     told = [
         frame.first_seq
-        for frame in desk.log.frames.values()
+        for frame in harness.log.frames.values()
         if frame.kind is FrameKind.SEQS_RESERVED
     ]
     assert max(told) >= 4200
     assert topic.reserved_seq == topic.reserving_seq == max(told)
 
 
-async def test_after_a_write_that_failed_in_doubt_its_blob_stays(desk: Desk) -> None:
+async def test_after_a_write_that_failed_in_doubt_its_blob_stays(harness: ShardHarness) -> None:
     """The frame may be on the disk: without its blob the next start would call that damage."""
-    desk.make("a")
-    desk.append_raw("a", body(PADDING))
+    harness.make("a")
+    harness.append_raw("a", body(PADDING))
     with trio.fail_after(20):
-        while not len(desk.commits):
+        while not len(harness.commits):
             await trio.lowlevel.checkpoint()
-    desk.failed(BROKEN)
+    harness.failed(BROKEN)
     await wait_all_tasks_blocked()
-    assert len(files(desk)) == 1
+    assert len(files(harness)) == 1
 
 
 @pytest.mark.parametrize("exists", [True, False])
 async def test_a_log_that_breaks_meanwhile_refuses_it_and_all_that_waited(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, exists: bool
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     held = Held(monkeypatch)
     if exists:
-        desk.make("a")
-    numbers = [desk.append_raw("a", body(PADDING)), desk.append("a", 1), desk.put("a")]
+        harness.make("a")
+    numbers = [harness.append_raw("a", body(PADDING)), harness.append("a", 1), harness.put("a")]
     if exists:
-        await held_up(desk, held)
-    assert desk.failed(BROKEN) is BROKEN
+        await held_up(harness, held)
+    assert harness.failed(BROKEN) is BROKEN
     held.open()
     found: dict[int, int | str] = {}
     with trio.fail_after(5):
         while len(found) < 3:
-            found |= dict(desk.answers())
+            found |= dict(harness.answers())
             await trio.lowlevel.checkpoint()
     assert list(found.items()) == [(number, "not_ready") for number in numbers]
-    assert desk.loop.context.held.waiting == {}
+    assert harness.loop.context.held.waiting == {}
 
 
-async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(desk: Desk) -> None:
+async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(harness: ShardHarness) -> None:
     """A frame about a topic that the log does not know would be damage to the next start."""
-    small = desk.append("a", 1)
-    desk.flush()
-    number = desk.append_raw("a", body(PADDING))
+    small = harness.append("a", 1)
+    harness.flush()
+    number = harness.append_raw("a", body(PADDING))
     await wait_all_tasks_blocked()
-    desk.failed(FULL)
-    assert desk.answers() == [(small, "not_ready")]
-    answers = await until(desk, number)
+    harness.failed(FULL)
+    assert harness.answers() == [(small, "not_ready")]
+    answers = await until(harness, number)
     assert (
         answers[number]["status"],
         answers[number]["created"],
         answers[number]["first_seq"],
     ) == (201, True, 1)
-    assert {frame.topic_id for frame in desk.log.frames.values()} == {desk.engine.topics["a"].id}
-    assert datas(desk, "a") == PADDING
+    assert {frame.topic_id for frame in harness.log.frames.values()} == {
+        harness.engine.topics["a"].id
+    }
+    assert datas(harness, "a") == PADDING
 
 
 async def test_what_waited_behind_a_long_write_goes_with_its_front(
-    desk: Desk,
+    harness: ShardHarness,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next front uses the memory of these bodies. No client received an acknowledgement."""
     held = Held(monkeypatch)
-    desk.append_raw("a", body(PADDING))
-    await held_up(desk, held)
+    harness.append_raw("a", body(PADDING))
+    await held_up(harness, held)
     for _ in range(3):
-        desk.append_raw("a", body(PADDING))
-    desk.session.close()
-    desk.session = desk.loop.open_session("front-0", desk.wire)
-    number = desk.append("a", "next")
+        harness.append_raw("a", body(PADDING))
+    harness.session.close()
+    harness.session = harness.loop.open_session("front-0", harness.wire)
+    number = harness.append("a", "next")
     held.open()
-    answers = await until(desk, number)
+    answers = await until(harness, number)
     assert answers[number]["seqs"] == [61]
-    assert desk.loop.context.held.waiting == {}
+    assert harness.loop.context.held.waiting == {}

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from tests.support.streamed import (
     LONG,
     PADDING,
@@ -36,18 +36,18 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("shift", range(4))
 @pytest.mark.parametrize("length", [100, 999, 1000, 1001, 2500])
 async def test_characters_at_the_boundary_of_a_chunk_are_preserved(
-    desk: Desk, shift: int, length: int
+    harness: ShardHarness, shift: int, length: int
 ) -> None:
     """All characters have four bytes. With three of four shifts every boundary splits one."""
     sent = ["y" * shift, *(["😀" * (length // 4)] * (2 * LONG // length + 1)), "last"]
-    number = desk.append_raw("a", body(sent))
-    assert (await until(desk, number))[number]["count"] == len(sent)
-    assert datas(desk, "a") == sent
-    assert len(files(desk)) == 1
+    number = harness.append_raw("a", body(sent))
+    assert (await until(harness, number))[number]["count"] == len(sent)
+    assert datas(harness, "a") == sent
+    assert len(files(harness)) == 1
 
 
 async def test_a_long_write_stores_what_a_short_one_would(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [
         {
@@ -59,79 +59,83 @@ async def test_a_long_write_stores_what_a_short_one_would(
         for n in range(150)
     ]
     raw = json.dumps({"records": records, "node": "batch"}).encode()
-    await until(desk, desk.append_raw("long", raw))
+    await until(harness, harness.append_raw("long", raw))
     monkeypatch.setattr(appends, "STREAMED_MIN_BYTES", 1 << 20)
-    await until(desk, desk.append_raw("short", raw))
-    long, short = stored(desk, "long"), stored(desk, "short")
-    assert len(files(desk)) == 1
+    await until(harness, harness.append_raw("short", raw))
+    long, short = stored(harness, "long"), stored(harness, "short")
+    assert len(files(harness)) == 1
     assert [record | {"$ts": 0} for record in long] == [record | {"$ts": 0} for record in short]
-    assert desk.engine.topics["long"].bytes == desk.engine.topics["short"].bytes
+    assert harness.engine.topics["long"].bytes == harness.engine.topics["short"].bytes
 
 
 async def test_the_log_speaks_of_a_blob_that_is_whole(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real: Callable[[Frame], int] = desk.log.append
+    real: Callable[[Frame], int] = harness.log.append
     seen: list[tuple[int, bool]] = []
 
     def append(frame: Frame) -> int:
         if frame.flags & RecordFlags.EXTERNAL:
-            assert not [*verify_blob(desk.log.blobs.path(frame.topic_id, frame.first_seq))]
+            assert not [*verify_blob(harness.log.blobs.path(frame.topic_id, frame.first_seq))]
             seen.append((frame.first_seq, frame.length < 200))
         return real(frame)
 
-    monkeypatch.setattr(desk.log, "append", append)
-    await until(desk, desk.append_raw("a", body(PADDING)))
+    monkeypatch.setattr(harness.log, "append", append)
+    await until(harness, harness.append_raw("a", body(PADDING)))
     assert seen == [(1, True)]
 
 
-async def test_records_of_a_class_in_memory_make_no_file(desk: Desk) -> None:
-    desk.make("a", durability="ephemeral")
-    number = desk.append_raw("a", body(["😀" * 300] * 10))
-    assert (await until(desk, number))[number]["seqs"] == list(range(1, 11))
-    assert files(desk) == []
-    assert datas(desk, "a") == ["😀" * 300] * 10
+async def test_records_of_a_class_in_memory_make_no_file(harness: ShardHarness) -> None:
+    harness.make("a", durability="ephemeral")
+    number = harness.append_raw("a", body(["😀" * 300] * 10))
+    assert (await until(harness, number))[number]["seqs"] == list(range(1, 11))
+    assert files(harness) == []
+    assert datas(harness, "a") == ["😀" * 300] * 10
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 async def test_a_streamed_append_is_answered_according_to_its_durability_class(
-    desk: Desk, durability: str
+    harness: ShardHarness, durability: str
 ) -> None:
-    desk.make("a", durability=durability)
-    number = desk.append_raw("a", body(PADDING))
+    harness.make("a", durability=durability)
+    number = harness.append_raw("a", body(PADDING))
     with trio.fail_after(20):
-        while not len(desk.commits):
+        while not len(harness.commits):
             await pass_on()
-    assert desk.answers() == []
-    desk.written()
+    assert harness.answers() == []
+    harness.written()
     await wait_all_tasks_blocked()
-    assert desk.answers() == ([(number, 200)] if durability == "disk" else [])
-    desk.synced()
+    assert harness.answers() == ([(number, 200)] if durability == "disk" else [])
+    harness.synced()
     await wait_all_tasks_blocked()
-    assert desk.answers() == ([] if durability == "disk" else [(number, 200)])
+    assert harness.answers() == ([] if durability == "disk" else [(number, 200)])
 
 
-async def test_ts_does_not_go_back_when_the_clock_does(desk: Desk) -> None:
+async def test_ts_does_not_go_back_when_the_clock_does(harness: ShardHarness) -> None:
     """The places of all records are reckoned before the first is rendered, with the digits of this
     ``$ts``.
     """
-    desk.make("a")
-    desk.engine.topics["a"].last_ts = 10**13
-    await until(desk, desk.append_raw("a", body(PADDING)))
-    assert {record["$ts"] for record in stored(desk, "a")} == {10**13}
+    harness.make("a")
+    harness.engine.topics["a"].last_ts = 10**13
+    await until(harness, harness.append_raw("a", body(PADDING)))
+    assert {record["$ts"] for record in stored(harness, "a")} == {10**13}
 
 
-async def test_small_records_share_a_write(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_records_share_a_write(
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held(monkeypatch)
     held.open()
-    await until(desk, desk.append_raw("a", body(PADDING)))
+    await until(harness, harness.append_raw("a", body(PADDING)))
     assert held.reached == 1 + 9, "the tables, then seven records of 140 bytes each time"
 
 
 # Concurrent requests
 
 
-async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nursery) -> None:
+async def test_decoding_gives_way_at_every_piece(
+    harness: ShardHarness, nursery: trio.Nursery
+) -> None:
     turns = 0
 
     async def others() -> None:
@@ -144,7 +148,7 @@ async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nurse
     await trio.lowlevel.checkpoint()
     raw = body(PADDING * 5)
     began = turns
-    await desk.loop.services.streamed_appends._decode(raw)
+    await harness.loop.services.streamed_appends._decode(raw)
     assert turns - began > len(raw) // 1000 + len(raw) // 800, (
         "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
     )
@@ -152,122 +156,125 @@ async def test_decoding_gives_way_at_every_piece(desk: Desk, nursery: trio.Nurse
 
 
 async def test_what_waited_goes_to_the_log_without_another_message(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    desk.make("a")
-    number, small = desk.append_raw("a", body(PADDING)), desk.append("a", "small")
+    harness.make("a")
+    number, small = harness.append_raw("a", body(PADDING)), harness.append("a", "small")
     held.open()
     with trio.fail_after(20):
-        while number not in dict(desk.answers()):
-            desk.log.sync()
-            desk.commits.advance()
+        while number not in dict(harness.answers()):
+            harness.log.sync()
+            harness.commits.advance()
             await pass_on()
-    desk.log.sync()
-    desk.commits.advance()
-    assert desk.answers() == [(small, 200)]
+    harness.log.sync()
+    harness.commits.advance()
+    assert harness.answers() == [(small, 200)]
 
 
 @pytest.mark.slow
-async def test_other_requests_are_served_between_chunks(desk: Desk) -> None:
-    desk.make("other", durability="ephemeral")
-    number = desk.append_raw("a", body(PADDING * 5))
+async def test_other_requests_are_served_between_chunks(harness: ShardHarness) -> None:
+    harness.make("other", durability="ephemeral")
+    number = harness.append_raw("a", body(PADDING * 5))
     served = 0
     with trio.fail_after(20):
-        while number not in dict(desk.answers()):
-            desk.append("other", 1)
-            served += bool(desk.answers())
-            desk.synced()
+        while number not in dict(harness.answers()):
+            harness.append("other", 1)
+            served += bool(harness.answers())
+            harness.synced()
             await pass_on()
     assert served > 30
 
 
 async def test_other_topics_and_all_readers_go_on_while_it_is_written(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    desk.make("a")
-    desk.append("a", "before")
-    desk.written()
-    desk.answers()
-    number = desk.append_raw("a", body(PADDING))
-    await held_up(desk, held)
-    small = desk.append("b", 1)
-    desk.synced()
-    assert desk.answers() == [(small, 201)]
-    assert desk.seqs("a") == [1], "nothing of it is seen"
+    harness.make("a")
+    harness.append("a", "before")
+    harness.written()
+    harness.answers()
+    number = harness.append_raw("a", body(PADDING))
+    await held_up(harness, held)
+    small = harness.append("b", 1)
+    harness.synced()
+    assert harness.answers() == [(small, 201)]
+    assert harness.seqs("a") == [1], "nothing of it is seen"
     held.open()
-    assert (await until(desk, number))[number]["first_seq"] == 2
+    assert (await until(harness, number))[number]["first_seq"] == 2
 
 
 async def test_what_comes_to_its_topic_meanwhile_waits_and_keeps_its_order(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
-    desk.make("a")
-    numbers = [desk.append_raw("a", body(PADDING))]
-    await held_up(desk, held)
+    harness.make("a")
+    numbers = [harness.append_raw("a", body(PADDING))]
+    await held_up(harness, held)
     numbers += [
-        desk.append("a", "small"),
-        desk.put("a", priority=5),
-        desk.append("a", 1, "two", key="k"),
-        desk.append("a", 2, key="k"),
+        harness.append("a", "small"),
+        harness.put("a", priority=5),
+        harness.append("a", 1, "two", key="k"),
+        harness.append("a", 2, key="k"),
     ]
-    desk.synced()
-    assert desk.answers() == []
+    harness.synced()
+    assert harness.answers() == []
     held.open()
-    answers = await until(desk, *numbers)
+    answers = await until(harness, *numbers)
     assert list(answers) == numbers
     assert [answers[number].get("first_seq") for number in numbers] == [1, 61, None, 62, 62]
     assert answers[numbers[-1]]["deduped"] is True
-    assert datas(desk, "a") == [*PADDING, "small", 1, "two"]
+    assert datas(harness, "a") == [*PADDING, "small", 1, "two"]
 
 
 async def test_two_streamed_appends_to_one_topic_run_in_sequence(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
     numbers = [
-        desk.append_raw("a", body(PADDING)),
-        desk.append_raw("a", body(["b" * 100] * 50)),
-        desk.append("a", "small"),
+        harness.append_raw("a", body(PADDING)),
+        harness.append_raw("a", body(["b" * 100] * 50)),
+        harness.append("a", "small"),
     ]
-    await held_up(desk, held)
-    assert len(files(desk)) == 1
+    await held_up(harness, held)
+    assert len(files(harness)) == 1
     held.open()
-    answers = await until(desk, *numbers)
+    answers = await until(harness, *numbers)
     assert [(answers[number]["first_seq"], answers[number]["created"]) for number in numbers] == [
         (1, True),
         (61, False),
         (111, False),
     ]
-    assert datas(desk, "a") == [*PADDING, *["b" * 100] * 50, "small"]
+    assert datas(harness, "a") == [*PADDING, *["b" * 100] * 50, "small"]
 
 
 async def test_two_streamed_appends_to_different_topics_run_concurrently(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = Held(monkeypatch)
-    numbers = [desk.append_raw("a", body(PADDING)), desk.append_raw("b", body(["b" * 100] * 50))]
-    await held_up(desk, held, writes=2)
-    assert len(files(desk)) == 2
-    held.open()
-    await until(desk, *numbers)
-    assert (datas(desk, "a"), datas(desk, "b")) == (PADDING, ["b" * 100] * 50)
-
-
-async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
     numbers = [
-        desk.append_raw("a", body(PADDING), key="k"),
-        desk.append_raw("a", body(PADDING), key="k"),
-        desk.append("a", 1, key="k"),
+        harness.append_raw("a", body(PADDING)),
+        harness.append_raw("b", body(["b" * 100] * 50)),
     ]
-    await held_up(desk, held)
+    await held_up(harness, held, writes=2)
+    assert len(files(harness)) == 2
     held.open()
-    answers = await until(desk, *numbers)
+    await until(harness, *numbers)
+    assert (datas(harness, "a"), datas(harness, "b")) == (PADDING, ["b" * 100] * 50)
+
+
+async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    numbers = [
+        harness.append_raw("a", body(PADDING), key="k"),
+        harness.append_raw("a", body(PADDING), key="k"),
+        harness.append("a", 1, key="k"),
+    ]
+    await held_up(harness, held)
+    held.open()
+    answers = await until(harness, *numbers)
     assert [
         (answers[number]["first_seq"], answers[number]["count"], answers[number]["deduped"])
         for number in numbers
@@ -276,17 +283,17 @@ async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(
         (1, 60, True),
         (1, 60, True),
     ]
-    assert len(files(desk)) == 1
+    assert len(files(harness)) == 1
 
 
-async def test_it_waits_for_what_is_under_way_on_its_topic(desk: Desk) -> None:
-    desk.make("a", durability="fsync")
-    small = desk.append("a", "first", key="k")
-    desk.flush()
-    number = desk.append_raw("a", body(PADDING), key="k")
+async def test_it_waits_for_what_is_under_way_on_its_topic(harness: ShardHarness) -> None:
+    harness.make("a", durability="fsync")
+    small = harness.append("a", "first", key="k")
+    harness.flush()
+    number = harness.append_raw("a", body(PADDING), key="k")
     await wait_all_tasks_blocked()
-    assert (desk.answers(), files(desk)) == ([], [])
-    answers = await until(desk, small, number)
+    assert (harness.answers(), files(harness)) == ([], [])
+    answers = await until(harness, small, number)
     assert [(answers[n]["first_seq"], answers[n]["deduped"]) for n in (small, number)] == [
         (1, False),
         (1, True),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 
 
-async def test_a_put_is_answered_once_its_config_is_on_the_disk(desk: Desk) -> None:
-    made = desk.put("a", ttl_ms=7)
-    desk.written()
-    assert desk.answers() == []
-    desk.synced()
-    ((number, answer),) = desk.bodies()
+async def test_a_put_is_answered_once_its_config_is_on_the_disk(harness: ShardHarness) -> None:
+    made = harness.put("a", ttl_ms=7)
+    harness.written()
+    assert harness.answers() == []
+    harness.synced()
+    ((number, answer),) = harness.bodies()
     assert (number, answer["status"], answer["config"]["ttl_ms"]) == (made, 201, 7)
-    again = desk.put("a", ttl_ms=8)
-    desk.synced()
-    assert desk.answers() == [(again, 200)]
+    again = harness.put("a", ttl_ms=8)
+    harness.synced()
+    assert harness.answers() == [(again, 200)]

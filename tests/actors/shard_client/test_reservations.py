@@ -32,11 +32,11 @@ class Front:
     def __init__(self) -> None:
         self.pair = Pair()
         self.shards = Shards([self.pair.front.link], self.pair.board)
-        self.turn()
+        self.run_iteration()
         self.pair.shard.run_once()
-        self.turn()
+        self.run_iteration()
 
-    def turn(self) -> None:
+    def run_iteration(self) -> None:
         link = self.shards._links[0]
         link.link.run_once(link.opened, link.arrived, link.closed)
 
@@ -90,12 +90,12 @@ def test_the_end_of_a_shard_fails_the_bodies_in_its_arena_and_new_reservations(
     with pytest.raises(NotReady):
         front.shards.abort_slowest(0, filler, 0.0)
     assert filler.failures == [], "nobody is told twice"
-    front.turn()
+    front.run_iteration()
     assert [type(failure) for failure in filler.failures] == [NotReady]
     block.free()
     for _ in range(2):
         front.pair.restart_shard()
-        front.turn()
+        front.run_iteration()
         front.pair.shard.run_once()
-        front.turn()
+        front.run_iteration()
         assert front.pair.front.link.connected

@@ -107,8 +107,8 @@ class Shard:
         await wait_all_tasks_blocked()
 
 
-class Desk:
-    """A front and its shards. Events of the shards are in ``told``."""
+class ShardClientHarness:
+    """A front and its shards. Events of the shards are in ``events``."""
 
     def __init__(self, shards: int = 2) -> None:
         self.board = Board(shards)
@@ -116,7 +116,7 @@ class Desk:
         self.shard = self.others[0]
         self.memory = self.shard.memory
         self.shards = Shards([Link(o.memory, self.board, FRONT) for o in self.others], self.board)
-        self.told: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
         self.shards.listen(self)
         self.nursery: trio.Nursery
 
@@ -126,7 +126,7 @@ class Desk:
     closed = opened
 
     def page(self, shard: int, params: Any, records: Any = b"") -> None:
-        self.told.append((shard, params, bytes(records)))
+        self.events.append((shard, params, bytes(records)))
 
     jobs = feed_ended = work_ended = page
 
@@ -149,153 +149,153 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
-    desk = Desk()
-    async with trio.open_nursery() as desk.nursery:
-        desk.nursery.start_soon(desk.shards.run)
-        for other in desk.others:
-            desk.nursery.start_soon(other.run)
-            desk.nursery.start_soon(other.beat)
+async def harness() -> AsyncIterator[ShardClientHarness]:
+    harness = ShardClientHarness()
+    async with trio.open_nursery() as harness.nursery:
+        harness.nursery.start_soon(harness.shards.run)
+        for other in harness.others:
+            harness.nursery.start_soon(other.run)
+            harness.nursery.start_soon(other.beat)
         await trio.sleep(1)
-        yield desk
-        desk.nursery.cancel_scope.cancel()
-    for other in desk.others:
+        yield harness
+        harness.nursery.cancel_scope.cancel()
+    for other in harness.others:
         other.memory.close()
 
 
 async def test_calls_of_a_stalled_shard_fail_and_new_calls_are_refused(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    hanging = desk.ask(APPEND)
+    hanging = harness.ask(APPEND)
     heard: list[Reply[Any] | TopicsError] = []
-    desk.shards.call(0, FEED_READ, NOTHING, b"", heard.append)
-    await desk.stall()
+    harness.shards.call(0, FEED_READ, NOTHING, b"", heard.append)
+    await harness.stall()
     assert hanging == ["stalled"]
     assert isinstance(heard[0], NotReady)
-    new = desk.ask(APPEND)
+    new = harness.ask(APPEND)
     with pytest.raises(NotReady):
-        desk.shards.reserve(0, 100_000, None)
+        harness.shards.reserve(0, 100_000, None)
     await wait_all_tasks_blocked()
     assert new == ["stalled"]
-    assert desk.shards.readiness().unavailable == ((0, "stalled"),)
-    assert not desk.shards.readiness().ready
+    assert harness.shards.readiness().unavailable == ((0, "stalled"),)
+    assert not harness.shards.readiness().ready
 
 
 async def test_a_long_poll_survives_a_stall_and_late_replies_are_dropped(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    poll, read, hanging = desk.ask(DIFF, POLL), desk.ask(DIFF), desk.ask(APPEND)
-    await desk.stall()
+    poll, read, hanging = harness.ask(DIFF, POLL), harness.ask(DIFF), harness.ask(APPEND)
+    await harness.stall()
     assert (poll, read, hanging) == ([], ["stalled"], ["stalled"])
-    desk.shard.awake = True
+    harness.shard.awake = True
     await trio.sleep(1.6)  # A tick, then a check
-    assert desk.shards.readiness().ready
-    await desk.shard.answer()
+    assert harness.shards.readiness().ready
+    await harness.shard.answer()
     assert (poll, read, hanging) == ([OK], ["stalled"], ["stalled"])
-    again = desk.ask(APPEND)
+    again = harness.ask(APPEND)
     await wait_all_tasks_blocked()
-    await desk.shard.answer()
+    await harness.shard.answer()
     assert again == [OK]
 
 
 async def test_only_a_waiting_claim_survives_a_stall(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     params = TopicParams("q", 0)
-    waiting = desk.ask(CLAIM, WAITING, params)
-    claim = desk.ask(CLAIM, b'{"node":"n"}', params)
-    await desk.stall()
+    waiting = harness.ask(CLAIM, WAITING, params)
+    claim = harness.ask(CLAIM, b'{"node":"n"}', params)
+    await harness.stall()
     assert (waiting, claim) == ([], ["stalled"])
-    desk.shard.awake = True
+    harness.shard.awake = True
     await trio.sleep(1.6)
-    await desk.shard.answer(5, [1, 2])
+    await harness.shard.answer(5, [1, 2])
     assert waiting == [5]
-    assert desk.shard.given_back == [UnclaimedParams("q", 5, [1, 2])], "those of the other claim"
+    assert harness.shard.given_back == [UnclaimedParams("q", 5, [1, 2])], "those of the other claim"
 
 
 async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    poll = desk.ask(DIFF, POLL)
-    await desk.stall()
-    desk.shard.cells.state = ShardState.DOWN
-    desk.board.bump_session(*desk.memory.ends)
-    desk.memory.ring_doorbells()
+    poll = harness.ask(DIFF, POLL)
+    await harness.stall()
+    harness.shard.cells.state = ShardState.DOWN
+    harness.board.bump_session(*harness.memory.ends)
+    harness.memory.ring_doorbells()
     await trio.sleep(0.1)
     assert poll == [None]
-    assert desk.shards.readiness().unavailable == ((0, "down"),)
+    assert harness.shards.readiness().unavailable == ((0, "down"),)
 
 
 async def test_a_hanging_disk_fails_the_waiting_writes_and_no_reads(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    read, hanging = desk.ask(DIFF), desk.ask(APPEND)
+    read, hanging = harness.ask(DIFF), harness.ask(APPEND)
     await trio.sleep(1)
-    desk.shard.cells.disk_silent_ms = 10_500
+    harness.shard.cells.disk_silent_ms = 10_500
     await trio.sleep(0.6)
     assert (read, hanging) == ([], ["disk_stalled"])
-    assert desk.shards.readiness().unavailable == ((0, "disk_stalled"),)
+    assert harness.shards.readiness().unavailable == ((0, "disk_stalled"),)
     await wait_all_tasks_blocked()
-    asked = len(desk.shard.asked)
-    refused = desk.ask(APPEND)
+    asked = len(harness.shard.asked)
+    refused = harness.ask(APPEND)
     await wait_all_tasks_blocked()
-    assert (refused, len(desk.shard.asked)) == (["disk_stalled"], asked), (
+    assert (refused, len(harness.shard.asked)) == (["disk_stalled"], asked), (
         "it never reaches the ring"
     )
-    desk.shard.cells.disk_silent_ms = 0
-    await desk.shard.answer()
+    harness.shard.cells.disk_silent_ms = 0
+    await harness.shard.answer()
     assert (read, hanging) == ([OK], ["disk_stalled"])
-    assert desk.shards.readiness().ready
-    again = desk.ask(APPEND)
+    assert harness.shards.readiness().ready
+    again = harness.ask(APPEND)
     await wait_all_tasks_blocked()
-    await desk.shard.answer()
+    await harness.shard.answer()
     assert again == [OK], "at once, not at the next look"
 
 
 async def test_eight_calls_of_a_batch_are_sent_before_its_end(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    link = desk.shards._links[0].link
+    link = harness.shards._links[0].link
     is_kept = []
-    with desk.shards.batch:
+    with harness.shards.batch:
         for _ in range(9):
-            desk.shards.call(0, APPEND, NOTHING, b"{}", lambda _: None)
+            harness.shards.call(0, APPEND, NOTHING, b"{}", lambda _: None)
             is_kept.append(link.backlog_bytes > 0)
     assert is_kept == [*[True] * 7, False, True]
     assert link.backlog_bytes == 0
 
 
 async def test_calls_that_tasks_make_after_an_iteration_are_flushed_together(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    link, batch = desk.shards._links[0].link, desk.shards.batch
+    link, batch = harness.shards._links[0].link, harness.shards.batch
     with batch:
         pass
     batch.runs_tasks = True
     for _ in range(2):
-        desk.shards.call(0, APPEND, NOTHING, b"{}", lambda _: None)
+        harness.shards.call(0, APPEND, NOTHING, b"{}", lambda _: None)
         assert link.backlog_bytes
     batch.flush()
     assert link.backlog_bytes == 0
 
 
 async def test_a_cancelled_call_is_abandoned(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     with trio.move_on_after(1):
-        await desk.shards.answer(0, APPEND, NOTHING)
-    session = desk.shards._links[0].session
+        await harness.shards.answer(0, APPEND, NOTHING)
+    session = harness.shards._links[0].session
     assert session is not None
     assert session.calls == {}
-    await desk.shard.answer()
-    again = desk.ask(APPEND)
+    await harness.shard.answer()
+    again = harness.ask(APPEND)
     await wait_all_tasks_blocked()
-    await desk.shard.answer()
+    await harness.shard.answer()
     assert again == [OK]
 
 
 async def test_a_caller_that_is_cancelled_after_the_reply_arrived_still_receives_it(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The reply belongs to the task from the wake-up on, before the task runs. The memory that it
     refers to must be released.
@@ -304,12 +304,12 @@ async def test_a_caller_that_is_cancelled_after_the_reply_arrived_still_receives
         got: list[Any] = []
 
         async def ask() -> None:
-            got.append(await desk.shards.answer(0, APPEND, NOTHING))
+            got.append(await harness.shards.answer(0, APPEND, NOTHING))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await wait_all_tasks_blocked()
-            session = desk.shards._links[0].session
+            session = harness.shards._links[0].session
             assert session is not None
             (pending,) = session.calls.values()
             answered, then = trio.Event(), pending.then
@@ -320,29 +320,31 @@ async def test_a_caller_that_is_cancelled_after_the_reply_arrived_still_receives
                 answered.set()
 
             pending.then = cancel
-            await desk.shard.answer()
+            await harness.shard.answer()
             with trio.CancelScope(shield=True):
                 await answered.wait()
     assert [reply.result[0] for reply in got] == [OK]
 
 
 async def test_calls_made_in_an_iteration_of_a_ring_are_sent_at_its_end(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     seen: list[bool] = []
-    desk.shards.call(0, APPEND, NOTHING, b"", lambda _: seen.append(desk.shards.batch.is_open))
+    harness.shards.call(
+        0, APPEND, NOTHING, b"", lambda _: seen.append(harness.shards.batch.is_open)
+    )
     await wait_all_tasks_blocked()
-    await desk.shard.answer()
+    await harness.shard.answer()
     assert seen == [True]
-    assert not desk.shards.batch.is_open
+    assert not harness.shards.batch.is_open
 
 
 async def test_a_damaged_shard_is_reported_as_damaged(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk.shard.cells.state = ShardState.DAMAGED
+    harness.shard.cells.state = ShardState.DAMAGED
     shards = Shards(
-        [Link(desk.memory, desk.board, FRONT)], desk.board
+        [Link(harness.memory, harness.board, FRONT)], harness.board
     )  # one that has no session yet
     with pytest.raises(NotReady) as refused:
         await shards.answer(0, APPEND, NOTHING)
@@ -351,44 +353,44 @@ async def test_a_damaged_shard_is_reported_as_damaged(
 
 
 async def test_the_delay_of_a_shard_is_the_sum_of_ring_and_inbox(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    assert desk.shards.delay_ms(0) == 0
-    desk.shard.cells.delay_ms = 7
-    assert desk.shards.delay_ms(0) == 7
+    assert harness.shards.delay_ms(0) == 0
+    harness.shard.cells.delay_ms = 7
+    assert harness.shards.delay_ms(0) == 7
     backlog = [b"x" * 1000] * 10
-    link = desk.shards._links[0].link
+    link = harness.shards._links[0].link
     while link.backlog_bytes < 10 * RING_BYTES_PER_MS:
         for body in backlog:
-            desk.shards.call(0, APPEND, NOTHING, body, lambda _answer: None)
-    assert 17 <= desk.shards.delay_ms(0) < 18
+            harness.shards.call(0, APPEND, NOTHING, body, lambda _answer: None)
+    assert 17 <= harness.shards.delay_ms(0) < 18
 
 
 async def test_a_shard_without_calls_delays_no_request(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk.shard.cells.delay_ms = 700
-    await desk.stall()
-    assert desk.shards.delay_ms(0) == 0
+    harness.shard.cells.delay_ms = 700
+    await harness.stall()
+    assert harness.shards.delay_ms(0) == 0
 
 
 async def test_a_successor_is_not_ready_before_its_link_session_is_open(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk.board.bump_session(*desk.memory.ends)  # It died, and no doorbell was rung yet
-    desk.shard.cells.state = ShardState.READY
-    assert desk.shards.readiness().unavailable == ((0, "connecting"),)
+    harness.board.bump_session(*harness.memory.ends)  # It died, and no doorbell was rung yet
+    harness.shard.cells.state = ShardState.READY
+    assert harness.shards.readiness().unavailable == ((0, "connecting"),)
 
 
 async def test_a_call_reaches_the_specified_shard_and_its_reply_the_caller(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     heard: list[list[Any]] = [[], []]
     for shard, answers in enumerate(heard):
         params = TopicGetParams(f"t{shard}", touch=False, at=0)
-        desk.shards.call(shard, TOPIC_GET, params, b"", answers.append)
+        harness.shards.call(shard, TOPIC_GET, params, b"", answers.append)
     await wait_all_tasks_blocked()
-    assert [other.names for other in desk.others] == [["t0"], ["t1"]]
+    assert [other.names for other in harness.others] == [["t0"], ["t1"]]
     assert [[bytes(reply.body) for reply in answers] for answers in heard] == [
         [b"from 0"],
         [b"from 1"],
@@ -396,11 +398,11 @@ async def test_a_call_reaches_the_specified_shard_and_its_reply_the_caller(
 
 
 async def test_an_event_of_a_shard_is_delivered_with_the_number_of_the_shard(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     ended = FeedEndedParams(5, 9, "internal")
     jobs, work_ended = WorkJobsParams(7, [1, 2], [4, 5]), WorkEndedParams(7, "not_a_queue", "why")
-    for other in reversed(desk.others):
+    for other in reversed(harness.others):
         assert other.session is not None
         other.session.notify(FEED_PAGE, PAGE, b"records of %d" % other.number)
         other.session.notify(FEED_ENDED, ended)
@@ -408,7 +410,7 @@ async def test_an_event_of_a_shard_is_delivered_with_the_number_of_the_shard(
         other.session.notify(WORK_ENDED, work_ended)
         other.link.flush()
         await wait_all_tasks_blocked()
-    assert desk.told == [
+    assert harness.events == [
         (1, PAGE, b"records of 1"),
         (1, ended, b""),
         (1, jobs, b"jobs of 1"),
@@ -421,32 +423,32 @@ async def test_an_event_of_a_shard_is_delivered_with_the_number_of_the_shard(
 
 
 async def test_the_head_of_a_page_is_read_from_the_cells_of_its_shard(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     topic = Topic(1, "a", 1, TopicConfig())
     topic.head_seq = 10
-    mark = HeadSlotWriter(desk.board.heads(1)).mark(topic)
-    assert (desk.shards.head(1, mark), desk.shards.head(0, mark)) == (10, None)
+    mark = HeadSlotWriter(harness.board.heads(1)).mark(topic)
+    assert (harness.shards.head(1, mark), harness.shards.head(0, mark)) == (10, None)
 
 
 async def test_the_front_is_ready_if_each_shard_is(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    assert desk.shards.readiness().ready
-    desk.board.shard(1).state = ShardState.RECOVERING
-    assert not desk.shards.readiness().ready
-    assert [number for number, _ in desk.shards.readiness().unavailable] == [1]
+    assert harness.shards.readiness().ready
+    harness.board.shard(1).state = ShardState.RECOVERING
+    assert not harness.shards.readiness().ready
+    assert [number for number, _ in harness.shards.readiness().unavailable] == [1]
 
 
 async def test_a_front_waits_for_its_sessions_with_the_serving_shards(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    desk = Desk()
-    shards, board = desk.shards, desk.board
+    harness = ShardClientHarness()
+    shards, board = harness.shards, harness.board
     began = autojump_clock.current_time()
     await shards.wait_linked()
     assert autojump_clock.current_time() - began == LINKED_MAX_S, "no longer, and none is linked"
-    for other in desk.others:
+    for other in harness.others:
         board.shard(other.number).state = ShardState.RECOVERING
     began = autojump_clock.current_time()
     await shards.wait_linked()
@@ -454,26 +456,26 @@ async def test_a_front_waits_for_its_sessions_with_the_serving_shards(
 
 
 async def test_a_linked_front_does_not_wait(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     began = autojump_clock.current_time()
-    await desk.shards.wait_linked()
+    await harness.shards.wait_linked()
     assert autojump_clock.current_time() == began
 
 
 async def test_a_batch_whose_block_raises_is_sent_and_closed(
-    desk: Desk, autojump_clock: trio.testing.MockClock
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     def fail() -> None:
-        with desk.shards.batch:
+        with harness.shards.batch:
             for shard in range(2):
                 params = TopicGetParams(f"t{shard}", touch=False, at=0)
-                desk.shards.call(shard, TOPIC_GET, params, b"", lambda _: None)
-            assert all(link.link.backlog_bytes for link in desk.shards._links)
+                harness.shards.call(shard, TOPIC_GET, params, b"", lambda _: None)
+            assert all(link.link.backlog_bytes for link in harness.shards._links)
             raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
         fail()
-    assert not desk.shards.batch.is_open
+    assert not harness.shards.batch.is_open
     await wait_all_tasks_blocked()
-    assert [other.names for other in desk.others] == [["t0"], ["t1"]]
+    assert [other.names for other in harness.others] == [["t0"], ["t1"]]

@@ -184,7 +184,7 @@ class Room:
         self.published += 1
         self._publisher.send(request)
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Wait for input and read it."""
         ready = self._poll.poll(IDLE_S)
         assert ready, f"no input for {IDLE_S} s"
@@ -199,7 +199,7 @@ class Room:
     def settle(self) -> None:
         """Wait until all subscribers have received all published records."""
         while self.is_behind or self._is_asking:
-            self.turn()
+            self.step()
 
     def latency_ms(self, request: bytes, seconds: float) -> float:
         """Publish at `PUBLISH_HZ`. Return the median delay from before the publish request to a
@@ -223,6 +223,6 @@ class Room:
         while time.perf_counter() < until:
             if not self._is_asking and self.delivered >= (self.published - AHEAD_MAX) * readers:
                 self.publish(request)
-            self.turn()
+            self.step()
         self.settle()
         return self.delivered / (time.perf_counter() - began)

@@ -17,7 +17,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from tests.client.conftest import url_of
 from tests.client.js.conftest import KEY, Run
-from tests.client.subscribing import InNode, Told, of
+from tests.client.subscribing import Events, InNode, of
 from tests.support import chromium
 from tests.support.server import Server
 from topics.client import Topics
@@ -47,8 +47,8 @@ const running = publish({ on: { status }, ...options });
 """
 
 
-def appended(told: Told) -> list[int]:
-    return [*of(told, "appended"), *of(told, "acked")]
+def appended(events: Events) -> list[int]:
+    return [*of(events, "appended"), *of(events, "acked")]
 
 
 @pytest.mark.parametrize("program", [APPEND, PUBLISH], ids=["append", "publish"])
@@ -60,12 +60,12 @@ def test_every_record_is_appended_once_over_restarts_and_kills(
         client.topic(name).put(durability="fsync")
         running = run(program, url=url_of(unguarded), topic=name, count=count, max_pending=50)
         for part, end in enumerate(("kill", "stop", "kill")):
-            running.wait(lambda told, at=part * count // 4 + 1: len(appended(told)) >= at)  # type: ignore[misc]
+            running.wait(lambda events, at=part * count // 4 + 1: len(appended(events)) >= at)  # type: ignore[misc]
             unguarded.restart(end)
-        running.wait(lambda told: len(appended(told)) == count)
+        running.wait(lambda events: len(appended(events)) == count)
         records = [record.data for record in client.topic(name).read() if hasattr(record, "data")]
         assert sorted(records) == [*range(count)]
-        assert not of(running.told(), "refused")
+        assert not of(running.events(), "refused")
 
 
 def test_a_refused_append_is_not_repeated(run: Run, guarded: Server, name: str) -> None:
@@ -79,27 +79,27 @@ def test_a_refused_append_is_not_repeated(run: Run, guarded: Server, name: str) 
         .catch((error) => say(["thrown", error.message]));
     """
     running = run(program, url=url_of(guarded), key=KEY, topic=name)
-    told = running.wait(lambda told: bool(of(told, "thrown")))
-    assert of(told, "refused") == [
+    events = running.wait(lambda events: bool(of(events, "thrown")))
+    assert of(events, "refused") == [
         [404, "topic_not_found"],
         [401, "unauthorized"],
         [0, "connection_lost"],
     ]
-    assert of(told, "thrown") == ["too late"]
+    assert of(events, "thrown") == ["too late"]
 
 
 @pytest.mark.parametrize("run", ["node"], indirect=True)
 def test_node_publishes_with_a_key(run: Run, guarded: Server, client: Topics, name: str) -> None:
     options = {"url": url_of(guarded), "topic": name, "count": 2}
     running = run(PUBLISH, key=KEY, **options)
-    running.wait(lambda told: appended(told) == [1, 2])
+    running.wait(lambda events: appended(events) == [1, 2])
     running.close()
     wrong = run(PUBLISH, key="wrong", **options)
-    told = wrong.wait(lambda told: len(of(told, "refused")) == 2)
+    events = wrong.wait(lambda events: len(of(events, "refused")) == 2)
     assert isinstance(wrong, InNode)
     wrong.join()  # the socket and all timers are closed
-    assert of(told, "status") == [{"state": "closed", "status": 401, "code": "unauthorized"}]
-    assert of(told, "refused") == ["unauthorized"] * 2
+    assert of(events, "status") == [{"state": "closed", "status": 401, "code": "unauthorized"}]
+    assert of(events, "refused") == ["unauthorized"] * 2
 
 
 def test_a_publish_with_a_key_in_a_browser_throws_an_explanation(
@@ -131,12 +131,12 @@ def test_a_refused_message_does_not_fail_other_messages(
       say(["pending", running.pending]);
     """
     running = run(program, url=url_of(unguarded), topic=name)
-    told = running.wait(lambda told: bool(of(told, "pending")))
+    events = running.wait(lambda events: bool(of(events, "pending")))
     invalid = "invalid_request"
-    assert of(told, "settled") == [
+    assert of(events, "settled") == [
         [1, invalid, invalid, invalid, "payload_too_large", invalid, None, 2]
     ]
-    assert of(told, "pending") == [0]
+    assert of(events, "pending") == [0]
 
 
 # A server with prepared replies
@@ -198,12 +198,12 @@ def test_unanswered_messages_are_sent_again_with_the_same_keys(run: Run) -> None
 
     with answering(first, ack) as sockets:
         running = run(PUBLISH, url=sockets.url, topic="t", count=3)
-        told = running.wait(lambda told: len(of(told, "acked")) == 3)
+        events = running.wait(lambda events: len(of(events, "acked")) == 3)
         running.close()
         one, two = sockets.received
         assert one[1:] == two
         assert len({message["idempotency_key"] for message in one}) == 3
-    assert [event["state"] for event in of(told, "status")] == ["open", "waiting", "open"]
+    assert [event["state"] for event in of(events, "status")] == ["open", "waiting", "open"]
 
 
 def test_only_a_throttled_message_is_sent_again(run: Run) -> None:
@@ -218,10 +218,10 @@ def test_only_a_throttled_message_is_sent_again(run: Run) -> None:
 
     with answering(busy) as sockets:
         running = run(PUBLISH, url=sockets.url, topic="t", count=3)
-        told = running.wait(lambda told: len(of(told, "acked")) == 3)
+        events = running.wait(lambda events: len(of(events, "acked")) == 3)
         running.close()
         sent = [message["records"][0]["data"] for message in sockets.received[0]]
-    assert (of(told, "acked"), sent) == ([0, 2, 1], [0, 1, 2, 1, 1, 1])
+    assert (of(events, "acked"), sent) == ([0, 2, 1], [0, 1, 2, 1, 1, 1])
 
 
 def test_a_message_that_is_too_long_does_not_block_the_others(run: Run) -> None:
@@ -238,9 +238,9 @@ def test_a_message_that_is_too_long_does_not_block_the_others(run: Run) -> None:
 
     with answering(strict, ack) as sockets:
         running = run(program, url=sockets.url, topic="t")
-        told = running.wait(lambda told: len(of(told, "acked")) == 2)
+        events = running.wait(lambda events: len(of(events, "acked")) == 2)
         running.close()
-    assert of(told, "refused") == ["payload_too_large"]
+    assert of(events, "refused") == ["payload_too_large"]
 
 
 def test_ready_resolves_when_fewer_messages_than_max_pending_are_unacknowledged(run: Run) -> None:
@@ -270,10 +270,10 @@ def test_ready_resolves_when_fewer_messages_than_max_pending_are_unacknowledged(
 
     with answering(slow) as sockets:
         running = run(program, url=sockets.url, topic="t")
-        told = running.wait(lambda told: bool(of(told, "closed")))
-    assert of(told, "refused") == ["too_many_pending", "closed"]
-    assert (of(told, "pending"), of(told, "closed")) == ([[2, False]], [0])
-    assert of(told, "ready")[0] < 2
+        events = running.wait(lambda events: bool(of(events, "closed")))
+    assert of(events, "refused") == ["too_many_pending", "closed"]
+    assert (of(events, "pending"), of(events, "closed")) == ([[2, False]], [0])
+    assert of(events, "ready")[0] < 2
 
 
 def test_a_socket_without_replies_is_reopened(run: Run) -> None:
@@ -288,7 +288,7 @@ def test_a_socket_without_replies_is_reopened(run: Run) -> None:
 
     with answering(silent, ack) as sockets:
         running = run(hurry + PUBLISH, url=sockets.url, topic="t", count=1)
-        running.wait(lambda told: of(told, "acked") == [0])
+        running.wait(lambda events: of(events, "acked") == [0])
         running.close()
 
 
@@ -300,9 +300,9 @@ def test_a_removed_key_ends_the_publisher_and_rejects_pending_messages(run: Run)
 
     with answering(removed) as sockets:
         running = run(PUBLISH, url=sockets.url, topic="t", count=1)
-        told = running.wait(lambda told: bool(of(told, "refused")))
-    assert of(told, "refused") == ["unauthorized"]
-    states = [(event["state"], event.get("status")) for event in of(told, "status")]
+        events = running.wait(lambda events: bool(of(events, "refused")))
+    assert of(events, "refused") == ["unauthorized"]
+    states = [(event["state"], event.get("status")) for event in of(events, "status")]
     assert states == [("open", None), ("closed", 401)]
 
 
@@ -317,7 +317,7 @@ def test_the_cause_of_a_refused_handshake_is_found_by_a_plain_request(run: Run) 
         thread.start()
         url = "http://{}:{}".format(*server.socket.getsockname())
         running = run(PUBLISH, url=url, topic="t", count=1)
-        told = running.wait(lambda told: bool(of(told, "refused")))
+        events = running.wait(lambda events: bool(of(events, "refused")))
         server.shutdown()
         thread.join()
-    assert of(told, "status") == [{"state": "closed", "status": 403, "code": "http_403"}]
+    assert of(events, "status") == [{"state": "closed", "status": 403, "code": "http_403"}]

@@ -71,7 +71,7 @@ def test_every_record_arrives_once_over_restarts_and_kills(
         producer.join(60)
     client.topic(name).append("last")
     assert subscription.records(len(sent) + 1) == [*sent, "last"]
-    states = [event["state"] for event in of(subscription.told(), "status")]
+    states = [event["state"] for event in of(subscription.events(), "status")]
     assert (states.count("open") > 4, {*states}) == (True, {"open", "waiting"})
 
 
@@ -83,15 +83,15 @@ def test_losses_tags_and_a_deleted_topic_are_reported(
     client.topic(name).append(records=[{"data": number, "tag": "t"} for number in range(5)])
     client.topic(others).append("one\u2028line")
     subscription = subscribe(url=url_of(guarded), key=KEY, topics=[name, others])
-    told = subscription.wait(lambda told: len(of(told, "caughtUp")) == 2)
-    assert [event["topic"] for event in of(told, "tombstone")] == [name]
-    assert [(event["gap_from"], event["gap_to"]) for event in of(told, "tombstone")] == [(1, 3)]
-    shown = [(event["topic"], event.get("$tag"), event["data"]) for event in of(told, "record")]
+    events = subscription.wait(lambda events: len(of(events, "caughtUp")) == 2)
+    assert [event["topic"] for event in of(events, "tombstone")] == [name]
+    assert [(event["gap_from"], event["gap_to"]) for event in of(events, "tombstone")] == [(1, 3)]
+    shown = [(event["topic"], event.get("$tag"), event["data"]) for event in of(events, "record")]
     assert shown.count((others, None, "one\u2028line")) == 1
     assert [each for each in shown if each[0] == name] == [(name, "t", 3), (name, "t", 4)]
     client.topic(name).drop()
-    told = subscription.wait(lambda told: bool(of(told, "topicDeleted")))
-    assert of(told, "topicDeleted") == [{"topic": name, "head_seq": 5, "reason": "deleted"}]
+    events = subscription.wait(lambda events: bool(of(events, "topicDeleted")))
+    assert of(events, "topicDeleted") == [{"topic": name, "head_seq": 5, "reason": "deleted"}]
     client.topic(others).append("more")
     assert subscription.records(4)[-1] == "more"
 
@@ -122,8 +122,8 @@ def test_a_refusal_is_reported_once_and_ends_the_subscription(
     subscription.wait(bool)
     if isinstance(subscription, InNode):
         subscription.join()  # the process has exited, so no request is repeated
-    told = {"state": "closed", "status": status, "code": code}
-    assert subscription.told() == [("status", told)]
+    events = {"state": "closed", "status": status, "code": code}
+    assert subscription.events() == [("status", events)]
 
 
 def record(number: int, event_id: str) -> bytes:
@@ -160,7 +160,7 @@ def test_a_subscription_resumes_after_its_last_event_after_every_failure(
         assert ids == [None, None, None, "a", "b", "b", "c", "c"]
         path = "/v0/watch?topic=t&include_tags=true&heartbeat_ms=1000"
         assert {path for path, _ in server.asked} == {path}
-    waits = [event for event in of(subscription.told(), "status") if event["state"] == "waiting"]
+    waits = [event for event in of(subscription.events(), "status") if event["state"] == "waiting"]
     assert [(event["status"], event["code"]) for event in waits[:7]] == [
         (503, "not_ready"),
         (429, "http_429"),
@@ -177,7 +177,7 @@ def test_pauses_double_while_streams_contain_no_events(subscribe: Subscribe) -> 
     with Answering(*[stream(STOPS)] * 5, stream(record(1, "a"), then=HEARTBEAT)) as server:
         subscription = subscribe(url=server.url, topics="t")
         assert subscription.records(1) == [1]
-    waits = [event for event in of(subscription.told(), "status") if event["state"] == "waiting"]
+    waits = [event for event in of(subscription.events(), "status") if event["state"] == "waiting"]
     for event, most_ms in zip(waits, (100, 200, 400, 800, 1600), strict=False):
         assert most_ms / 2 <= event["pause_ms"] <= most_ms
 
@@ -186,8 +186,8 @@ def test_bytes_may_arrive_one_by_one(subscribe: Subscribe) -> None:
     pieces = [bytes((byte,)) for byte in CANNED]
     with Answering(stream(*pieces, then=HEARTBEAT)) as server:
         subscription = subscribe(url=server.url, topics="t")
-        told = subscription.wait(lambda told: bool(of(told, "caughtUp")))
-    assert data(told) == ["é", 2]
+        events = subscription.wait(lambda events: bool(of(events, "caughtUp")))
+    assert data(events) == ["é", 2]
 
 
 PAGE = refused(200, b"<title>sign in</title>", Content_Type="text/html")
@@ -203,8 +203,10 @@ def test_a_response_of_another_kind_of_server_ends_the_subscription(
 ) -> None:
     with Answering(answer) as server:
         subscription = subscribe(url=server.url, topics="t")
-        told = subscription.wait(lambda told: [e["state"] for _, e in told][-1:] == ["closed"])
-        assert told[-1][1].get("code") == code
+        events = subscription.wait(
+            lambda events: [e["state"] for _, e in events][-1:] == ["closed"]
+        )
+        assert events[-1][1].get("code") == code
         assert len(server.asked) == 1
 
 
@@ -213,9 +215,9 @@ def test_no_handler_is_called_after_a_close(subscribe: Subscribe) -> None:
         subscription = subscribe(url=server.url, topics="t")
         subscription.records(3)
         subscription.close()
-        told = subscription.told()
+        events = subscription.events()
         assert server.is_left.wait(60)
-        assert subscription.told() == told
+        assert subscription.events() == events
 
 
 def test_an_abort_signal_closes_the_subscription(subscribe: Subscribe) -> None:
@@ -231,7 +233,7 @@ def test_an_abort_signal_closes_the_subscription(subscribe: Subscribe) -> None:
         assert server.is_left.wait(60)
         if isinstance(subscription, InNode):
             subscription.join()
-        assert data(subscription.told()) == [1]
+        assert data(subscription.events()) == [1]
 
 
 def test_a_subscription_with_an_aborted_signal_sends_no_request(subscribe: Subscribe) -> None:
@@ -239,7 +241,7 @@ def test_a_subscription_with_an_aborted_signal_sends_no_request(subscribe: Subsc
         subscription = subscribe("{ signal: AbortSignal.abort() }", url=server.url, topics="t")
         if isinstance(subscription, InNode):
             subscription.join()
-        assert (server.asked, subscription.told()) == ([], [])
+        assert (server.asked, subscription.events()) == ([], [])
 
 
 def test_a_subscription_awaits_handlers_and_continues_if_they_fail(
@@ -257,9 +259,9 @@ def test_a_subscription_awaits_handlers_and_continues_if_they_fail(
         subscription = InPage(
             browser, page, {"url": server.url, "topics": "t"}, SUBSCRIBE.replace("MORE", more)
         )
-        told = subscription.wait(lambda told: len(of(told, "uncaught")) == 3)
-        assert data(told) == [1, 2, 3]
-        assert [name for name, _ in told] == ["record", "uncaught"] * 3
+        events = subscription.wait(lambda events: len(of(events, "uncaught")) == 3)
+        assert data(events) == [1, 2, 3]
+        assert [name for name, _ in events] == ["record", "uncaught"] * 3
         deadline = time.monotonic() + 60
         while browser.evaluate("running.id") != "c":
             assert time.monotonic() < deadline

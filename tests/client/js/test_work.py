@@ -54,13 +54,13 @@ def test_each_job_is_acked_and_at_most_concurrency_jobs_run_at_a_time(
     client.topic(name).append(*range(50))
     running = run(WORK, url=url_of(guarded), key=KEY, queue=name, concurrency=7, takes_ms=5)
     until(lambda: left(client, name) == 0)
-    jobs = of(running.told(), "job")
+    jobs = of(running.events(), "job")
     assert sorted(job["data"] for job in jobs) == [*range(50)]
     assert max(job["now"] for job in jobs) == 7
     assert {job["topic"] for job in jobs} == {name}
     client.topic(name).append("later")  # a waiting claim gets this job
-    running.wait(lambda told: of(told, "job")[-1]["data"] == "later")
-    assert [event["state"] for event in of(running.told(), "status")] == ["open"]
+    running.wait(lambda events: of(events, "job")[-1]["data"] == "later")
+    assert [event["state"] for event in of(running.events(), "status")] == ["open"]
 
 
 def test_a_failed_job_is_redelivered_with_its_error(
@@ -69,12 +69,12 @@ def test_a_failed_job_is_redelivered_with_its_error(
     client.queue(name).put()
     client.topic(name).append("bad")
     running = run(WORK, url=url_of(guarded), key=KEY, queue=name)
-    told = running.wait(lambda told: len(of(told, "job")) == 2)
-    first, second = of(told, "job")
+    events = running.wait(lambda events: len(of(events, "job")) == 2)
+    first, second = of(events, "job")
     assert (first["deliveries"], second["deliveries"]) == (1, 2)
     assert second["last_error"].startswith("Error: too é")
     assert len(second["last_error"].encode()) <= 1024
-    assert next(data for data, _ in of(told, "failed")) == "bad"
+    assert next(data for data, _ in of(events, "failed")) == "bad"
 
 
 def test_the_lease_of_a_long_job_is_extended(
@@ -84,14 +84,14 @@ def test_the_lease_of_a_long_job_is_extended(
     client.topic(name).append("long")
     options = {"url": url_of(guarded), "key": KEY, "queue": name, "lease_ms": LEASE_MS}
     running = run(HOLD, **options)
-    (job,) = of(running.wait(lambda told: bool(of(told, "job"))), "job")
+    (job,) = of(running.wait(lambda events: bool(of(events, "job"))), "job")
     until(lambda: next(iter(client.queue(name).leases())).deadline > job["deadline"] + 500)
-    assert not of(running.told(), "lost")
+    assert not of(running.events(), "lost")
     client.topic(name).delete(before=2)  # deletes the job
-    told = running.wait(lambda told: bool(of(told, "lost")))
-    assert of(told, "lost") == ["lease_lost"]
+    events = running.wait(lambda events: bool(of(events, "lost")))
+    assert of(events, "lost") == ["lease_lost"]
     client.topic(name).append("next")
-    assert of(running.wait(lambda told: len(of(told, "job")) == 2), "job")[1]["data"] == "next"
+    assert of(running.wait(lambda events: len(of(events, "job")) == 2), "job")[1]["data"] == "next"
 
 
 def test_a_close_waits_for_running_jobs_and_claims_no_others(
@@ -109,8 +109,8 @@ def test_a_close_waits_for_running_jobs_and_claims_no_others(
       } } });
     """
     running = run(program, url=url_of(guarded), key=KEY, queue=name)
-    told = running.wait(lambda told: bool(of(told, "closed")))
-    assert [kind for kind, _ in told] == ["status", "job", "finished", "closed"]
+    events = running.wait(lambda events: bool(of(events, "closed")))
+    assert [kind for kind, _ in events] == ["status", "job", "finished", "closed"]
     if isinstance(running, InNode):
         running.join()
     assert left(client, name) == 0
@@ -126,12 +126,12 @@ def test_jobs_are_handled_over_restarts_and_kills(
     options = {"url": url_of(guarded), "key": KEY, "queue": name, "lease_ms": LEASE_MS}
     running = run(WORK, **options, concurrency=4, takes_ms=1)
     for part, end in enumerate(("kill", "stop")):
-        running.wait(lambda told, at=part * 100 + 1: len(of(told, "job")) >= at)  # type: ignore[misc]
+        running.wait(lambda events, at=part * 100 + 1: len(of(events, "job")) >= at)  # type: ignore[misc]
         guarded.restart(end)
     until(lambda: left(client, name) == 0)
-    told = running.told()
-    assert {job["data"] for job in of(told, "job")} == {*range(300)}
-    assert {event["state"] for event in of(told, "status")} == {"open", "waiting"}
+    events = running.events()
+    assert {job["data"] for job in of(events, "job")} == {*range(300)}
+    assert {event["state"] for event in of(events, "status")} == {"open", "waiting"}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_refusal_ends_the_worker(
     client.queue(name).put()
     client.topic("client-log").put()
     running = run(WORK, **{"url": url_of(guarded), "key": KEY, "queue": name, **options})
-    told = running.wait(bool)
+    events = running.wait(bool)
     if isinstance(running, InNode):
         running.join()
-    assert told == [("status", {"state": "closed", "status": status, "code": code})]
+    assert events == [("status", {"state": "closed", "status": status, "code": code})]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.shard_support import Desk, body, kinds
+from tests.engine.shard_support import EngineHarness, body, kinds
 from topics.engine.changes import append, put_topic, reservation
 from topics.engine.changes.append import Append
 from topics.engine.topic import RESERVE_MAX, RESERVE_MIN, Topic
@@ -24,10 +24,12 @@ from topics.formats.disk.frames import FrameKind
     ("durability", "sync"),
     [("ephemeral", False), ("memory", False), ("disk", False), ("fsync", True)],
 )
-def test_only_the_class_fsync_waits_for_the_disk(desk: Desk, durability: str, sync: bool) -> None:
-    desk.put("a", durability=durability)
-    desk.commit()
-    change = desk.append("a", 1)
+def test_only_the_class_fsync_waits_for_the_disk(
+    harness: EngineHarness, durability: str, sync: bool
+) -> None:
+    harness.put("a", durability=durability)
+    harness.commit()
+    change = harness.append("a", 1)
     assert isinstance(change, Append)
     assert change.sync is sync
     assert bool(change.frames) is (durability != "ephemeral")
@@ -37,43 +39,45 @@ def test_only_the_class_fsync_waits_for_the_disk(desk: Desk, durability: str, sy
 
 
 def test_a_write_within_the_reserved_seqs_does_not_wait_for_the_next_reservation(
-    desk: Desk,
+    harness: EngineHarness,
 ) -> None:
-    desk.put("a")
-    desk.commit()
-    desk.append("a", *range(RESERVE_MIN // 2))
-    desk.append("a", 1)
-    assert len(desk.pending) == 3, "two writes and a reservation"
-    change = desk.append("a", 2)
+    harness.put("a")
+    harness.commit()
+    harness.append("a", *range(RESERVE_MIN // 2))
+    harness.append("a", 1)
+    assert len(harness.pending) == 3, "two writes and a reservation"
+    change = harness.append("a", 2)
     assert isinstance(change, Append)
     assert not change.sync
 
 
-def test_an_ephemeral_append_includes_the_seq_reservation_that_it_needs(desk: Desk) -> None:
-    desk.put("a", durability="ephemeral")
-    desk.commit()
-    change = desk.append("a", *range(RESERVE_MIN + 1))
+def test_an_ephemeral_append_includes_the_seq_reservation_that_it_needs(
+    harness: EngineHarness,
+) -> None:
+    harness.put("a", durability="ephemeral")
+    harness.commit()
+    change = harness.append("a", *range(RESERVE_MIN + 1))
     assert isinstance(change, Append)
     assert kinds(change) == [FrameKind.SEQS_RESERVED]
     assert change.sync
     assert change.frames[0].first_seq == change.ceiling > change.last_seq
-    assert len(desk.pending) == 1, "no second reservation"
-    desk.commit()
-    assert desk.engine.topic("a").reserved_seq == change.ceiling
+    assert len(harness.pending) == 1, "no second reservation"
+    harness.commit()
+    assert harness.engine.topic("a").reserved_seq == change.ceiling
 
 
-def test_an_undo_of_an_append_also_undoes_its_seq_reservation(desk: Desk) -> None:
-    desk.put("a", durability="ephemeral")
-    desk.commit()
-    desk.append("a", *range(RESERVE_MIN + 1))
-    desk.undo()
-    topic = desk.engine.topic("a")
+def test_an_undo_of_an_append_also_undoes_its_seq_reservation(harness: EngineHarness) -> None:
+    harness.put("a", durability="ephemeral")
+    harness.commit()
+    harness.append("a", *range(RESERVE_MIN + 1))
+    harness.undo()
+    topic = harness.engine.topic("a")
     assert (topic.reserved_seq, topic.reserving_seq, topic.next_seq) == (
         RESERVE_MIN,
         RESERVE_MIN,
         1,
     )
-    assert kinds(desk.append("a", *range(RESERVE_MIN + 1))) == [FrameKind.SEQS_RESERVED]
+    assert kinds(harness.append("a", *range(RESERVE_MIN + 1))) == [FrameKind.SEQS_RESERVED]
 
 
 def test_seq_reservations_grow_with_the_topic_and_stay_few() -> None:
@@ -104,37 +108,45 @@ def test_seq_reservations_grow_with_the_topic_and_stay_few() -> None:
     ],
 )
 def test_the_create_member_takes_precedence_over_auto_create(
-    desk: Desk, more: bytes, made: bool
+    harness: EngineHarness, more: bytes, made: bool
 ) -> None:
     if made:
-        append.decide(desk.engine.table, "a", body(more), desk.now)
-        assert "a" in desk.engine.topics
+        append.decide(harness.engine.table, "a", body(more), harness.now)
+        assert "a" in harness.engine.topics
     else:
         with pytest.raises(TopicNotFound):
-            append.decide(desk.engine.table, "a", body(more), desk.now)
-        assert desk.engine.topics == {}
+            append.decide(harness.engine.table, "a", body(more), harness.now)
+        assert harness.engine.topics == {}
 
 
-def test_a_dead_letter_topic_outside_the_allowed_prefixes_is_forbidden(desk: Desk) -> None:
+def test_a_dead_letter_topic_outside_the_allowed_prefixes_is_forbidden(
+    harness: EngineHarness,
+) -> None:
     patch = decode_config(b'{"dead_letter":"other"}')
     with pytest.raises(Forbidden):
-        put_topic.decide(desk.engine.table, "mine.a", patch, desk.now, ["mine."])
+        put_topic.decide(harness.engine.table, "mine.a", patch, harness.now, ["mine."])
     with pytest.raises(Forbidden):
         append.decide(
-            desk.engine.table,
+            harness.engine.table,
             "mine.a",
             body(b',"config":{"dead_letter":"other"}'),
-            desk.now,
+            harness.now,
             ["mine."],
         )
-    assert desk.engine.topics == {}
+    assert harness.engine.topics == {}
     put_topic.decide(
-        desk.engine.table, "mine.a", decode_config(b'{"dead_letter":"mine.b"}'), desk.now, ["mine."]
+        harness.engine.table,
+        "mine.a",
+        decode_config(b'{"dead_letter":"mine.b"}'),
+        harness.now,
+        ["mine."],
     )
 
 
-def test_a_put_that_changes_nothing_writes_no_frame_and_waits_for_nothing(desk: Desk) -> None:
-    desk.put("a", ttl_ms=1)
-    desk.commit()
-    again = desk.put("a", ttl_ms=1)
+def test_a_put_that_changes_nothing_writes_no_frame_and_waits_for_nothing(
+    harness: EngineHarness,
+) -> None:
+    harness.put("a", ttl_ms=1)
+    harness.commit()
+    again = harness.put("a", ttl_ms=1)
     assert (again.frames, again.sync) == ([], False)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk, body_of, header_of, seqs_of, view_of
+from tests.engine.shard_support import EngineHarness, body_of, header_of, seqs_of, view_of
 from tests.support.limits import LIMITS
 from tests.support.quota import Caps
 from topics.engine.changes import append, forward
@@ -53,52 +53,54 @@ def copier_of(source: EncodedRecords) -> Copier:
     return Copier([(view_of(source), Run(0, 0, 0, source.record_count))], ())
 
 
-def forward_dest(desk: Desk, name: str) -> ForwardDest:
-    topic = desk.engine.topic(name)
+def forward_dest(harness: EngineHarness, name: str) -> ForwardDest:
+    topic = harness.engine.topic(name)
     return ForwardDest(topic, ROUTER, derivation_of(topic, ROUTER, 0).total, "r")
 
 
 def forward_to(
-    desk: Desk, names: str, *datas: Any, cursor: int, hop: int = 1, **fields: Any
+    harness: EngineHarness, names: str, *datas: Any, cursor: int, hop: int = 1, **fields: Any
 ) -> Forwarded:
     """Forward copies of these records to the topics whose names are the letters of `names`."""
     source = payload(*datas, **fields)
     copier = copier_of(source)
     runs = [Run(0, 0, 0, len(datas))]
     body = ForwardBody(cursor, hop, (), runs, copier.tail_bytes, payload=view_of(source))
-    forward_dests = [forward_dest(desk, name) for name in names]
-    ts = copy_ts(forward_dests[0].topic, desk.now)
-    found = forward.forward(desk.engine.table, forward_dests, copier, body, ts, desk.now)
+    forward_dests = [forward_dest(harness, name) for name in names]
+    ts = copy_ts(forward_dests[0].topic, harness.now)
+    found = forward.forward(harness.engine.table, forward_dests, copier, body, ts, harness.now)
     for change in found.changes:
         assert isinstance(change, Forward)
-        desk.copies[change] = view_of(copier.render(change.first_seq, ts))
+        harness.copies[change] = view_of(copier.render(change.first_seq, ts))
         change.frames.append(found.frame)
-        desk.pending.append(change)
+        harness.pending.append(change)
     return found
 
 
-def send(desk: Desk, *datas: Any, cursor: int, hop: int = 1, **fields: Any) -> Forward:
+def send(harness: EngineHarness, *datas: Any, cursor: int, hop: int = 1, **fields: Any) -> Forward:
     """Forward copies to the dest `a`."""
-    (change,) = forward_to(desk, "a", *datas, cursor=cursor, hop=hop, **fields).changes
+    (change,) = forward_to(harness, "a", *datas, cursor=cursor, hop=hop, **fields).changes
     assert isinstance(change, Forward)
     return change
 
 
-def skip(desk: Desk, cursor: int, trimmed: int = 0) -> Advance:
-    found = forward.advance([forward_dest(desk, "a")], cursor, trimmed, 1, desk.now)
+def skip(harness: EngineHarness, cursor: int, trimmed: int = 0) -> Advance:
+    found = forward.advance([forward_dest(harness, "a")], cursor, trimmed, 1, harness.now)
     (change,) = found.changes
     assert isinstance(change, Advance)
     change.frames.append(found.frame)
-    desk.pending.append(change)
+    harness.pending.append(change)
     return change
 
 
-def fits_of(desk: Desk, topic: Topic, source: EncodedRecords) -> int:
-    return count_fitting(desk.engine.table, topic, copier_of(source), copy_ts(topic, desk.now))
+def fits_of(harness: EngineHarness, topic: Topic, source: EncodedRecords) -> int:
+    return count_fitting(
+        harness.engine.table, topic, copier_of(source), copy_ts(topic, harness.now)
+    )
 
 
-def stand(desk: Desk) -> Derivation:
-    return derivation_of(desk.engine.topic("a"), ROUTER, 0)
+def stand(harness: EngineHarness) -> Derivation:
+    return derivation_of(harness.engine.topic("a"), ROUTER, 0)
 
 
 def replay(table: TopicTable, change: Forward | Advance, lsn: int = 10, **checked: Any) -> None:
@@ -110,23 +112,23 @@ def replay(table: TopicTable, change: Forward | Advance, lsn: int = 10, **checke
     forward.replay(running, header, decode_forward(header, body_of(frame)), checkpointed)
 
 
-def another(desk: Desk) -> TopicTable:
+def another(harness: EngineHarness) -> TopicTable:
     """Return a table that contains the dest topic, but none of the records forwarded to it."""
     table = TopicTable(0, 1)
-    table.store = desk
-    topic = desk.engine.topic("a")
+    table.store = harness
+    topic = harness.engine.topic("a")
     table.add(Topic(topic.id, "a", topic.epoch, topic.config))
     return table
 
 
 @pytest.fixture
-def dest(desk: Desk) -> Desk:
-    desk.put("a")
-    desk.commit()
-    return desk
+def dest(harness: EngineHarness) -> EngineHarness:
+    harness.put("a")
+    harness.commit()
+    return harness
 
 
-def test_dests_with_the_same_copies_share_one_frame_and_one_payload(dest: Desk) -> None:
+def test_dests_with_the_same_copies_share_one_frame_and_one_payload(dest: EngineHarness) -> None:
     dest.append("a", "direct")
     dest.put("b", durability="ephemeral")
     dest.put("c", durability="fsync")
@@ -148,7 +150,7 @@ def test_dests_with_the_same_copies_share_one_frame_and_one_payload(dest: Desk) 
         assert derivation_of(dest.engine.topic(name), ROUTER, 0) == (12, 1)
 
 
-def test_an_undo_restores_the_seqs_and_the_cursor(dest: Desk) -> None:
+def test_an_undo_restores_the_seqs_and_the_cursor(dest: EngineHarness) -> None:
     send(dest, "x", cursor=1)
     dest.commit()
     send(dest, "y", cursor=2)
@@ -160,7 +162,7 @@ def test_an_undo_restores_the_seqs_and_the_cursor(dest: Desk) -> None:
 
 
 def test_the_cursor_advances_with_the_copies_even_if_a_cap_finds_a_damaged_record(
-    dest: Desk, monkeypatch: pytest.MonkeyPatch
+    dest: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def apply_caps(*_: object) -> None:
         raise Unreadable
@@ -175,7 +177,7 @@ def test_the_cursor_advances_with_the_copies_even_if_a_cap_finds_a_damaged_recor
     assert stand(dest) == (3, 3)
 
 
-def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: Desk) -> None:
+def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: EngineHarness) -> None:
     dest.put("a", durability="ephemeral")
     dest.commit()
     change = send(dest, "x", cursor=4)
@@ -203,7 +205,7 @@ def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: Desk
     ],
 )
 def test_a_dest_that_rejects_takes_only_as_many_copies_as_its_caps_allow(
-    dest: Desk, config: dict[str, Any], fits: int
+    dest: EngineHarness, config: dict[str, Any], fits: int
 ) -> None:
     dest.append("a", "direct")
     dest.put("a", **config)
@@ -212,7 +214,7 @@ def test_a_dest_that_rejects_takes_only_as_many_copies_as_its_caps_allow(
     assert fits_of(dest, topic, payload(1, 2, 3)) == fits
 
 
-def test_the_capacity_of_a_dest_accounts_for_pending_copies(dest: Desk) -> None:
+def test_the_capacity_of_a_dest_accounts_for_pending_copies(dest: EngineHarness) -> None:
     dest.put("a", cap_records=2, discard="reject")
     dest.commit()
     send(dest, 1, cursor=1)
@@ -229,7 +231,7 @@ def test_the_capacity_of_a_dest_accounts_for_pending_copies(dest: Desk) -> None:
     ],
 )
 def test_a_dest_takes_only_as_many_copies_as_the_server_byte_limit_allows(
-    dest: Desk, room: int, config: dict[str, Any], fits: int
+    dest: EngineHarness, room: int, config: dict[str, Any], fits: int
 ) -> None:
     dest.append("a", "direct")
     dest.append("a", "x" * 60)
@@ -241,7 +243,7 @@ def test_a_dest_takes_only_as_many_copies_as_the_server_byte_limit_allows(
     assert fits_of(dest, topic, payload(1, 2, 3)) == fits
 
 
-def test_a_dest_that_evicts_by_its_own_cap_needs_no_free_capacity(dest: Desk) -> None:
+def test_a_dest_that_evicts_by_its_own_cap_needs_no_free_capacity(dest: EngineHarness) -> None:
     dest.append("a", "direct")
     dest.commit()
     topic = dest.engine.topic("a")
@@ -255,7 +257,7 @@ def test_a_dest_that_evicts_by_its_own_cap_needs_no_free_capacity(dest: Desk) ->
     assert topic.bytes <= caps.bytes.own
 
 
-def test_refused_copies_change_nothing(dest: Desk) -> None:
+def test_refused_copies_change_nothing(dest: EngineHarness) -> None:
     dest.put("a")
     dest.commit()
     caps = Caps(dest.engine, max_bytes=100)
@@ -269,7 +271,7 @@ def test_refused_copies_change_nothing(dest: Desk) -> None:
     assert caps.bytes.own == 0
 
 
-def test_an_advance_beyond_the_reserved_seqs_waits_for_a_sync(dest: Desk) -> None:
+def test_an_advance_beyond_the_reserved_seqs_waits_for_a_sync(dest: EngineHarness) -> None:
     assert not skip(dest, 6, trimmed=5).sync
     assert skip(dest, 10_000, trimmed=9_000).sync
     dest.undo()
@@ -282,7 +284,7 @@ def test_an_advance_beyond_the_reserved_seqs_waits_for_a_sync(dest: Desk) -> Non
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_memory_records_below_skipped_seqs_are_reported_as_lost(
-    dest: Desk, is_checkpointed: bool
+    dest: EngineHarness, is_checkpointed: bool
 ) -> None:
     change = send(dest, "x", "y", cursor=2)
     dest.commit()
@@ -303,7 +305,7 @@ def test_memory_records_below_skipped_seqs_are_reported_as_lost(
     assert (again.losses, again.trimmed) == ((SeqRange(3, 4),), (SeqRange(5, 9),))
 
 
-def test_forward_frames_that_the_checkpoint_covers_are_ignored(dest: Desk) -> None:
+def test_forward_frames_that_the_checkpoint_covers_are_ignored(dest: EngineHarness) -> None:
     changes: list[Forward | Advance] = [
         send(dest, "x", cursor=1),
         skip(dest, 7, trimmed=5),
@@ -327,29 +329,31 @@ def test_forward_frames_that_the_checkpoint_covers_are_ignored(dest: Desk) -> No
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), max_size=6))
 def test_a_replay_of_fan_outs_restores_the_same_topics(steps: list[tuple[int, int]]) -> None:
-    desk, cursor = Desk(), 0
+    harness, cursor = EngineHarness(), 0
     for name in "abc":
-        desk.put(name)
-    desk.commit()
+        harness.put(name)
+    harness.commit()
     table = TopicTable(0, 1)
-    table.store = desk
+    table.store = harness
     for name in "abc":
-        topic = desk.engine.topic(name)
+        topic = harness.engine.topic(name)
         table.add(Topic(topic.id, name, topic.epoch, topic.config))
     for at, (count, lost) in enumerate(steps):
         cursor += count
         names = "abc"[at % 3 :] if at % 2 else "abc"
         found = (
-            forward.advance([forward_dest(desk, name) for name in names], cursor, lost, 1, desk.now)
+            forward.advance(
+                [forward_dest(harness, name) for name in names], cursor, lost, 1, harness.now
+            )
             if lost
-            else forward_to(desk, names, *range(count), cursor=cursor)
+            else forward_to(harness, names, *range(count), cursor=cursor)
         )
         if lost:
-            desk.pending += found.changes
-        desk.commit()
+            harness.pending += found.changes
+        harness.commit()
         header = header_of(found.frame, 64 * at)
         forward.replay(Replay(table), header, decode_forward(header, body_of(found.frame)), False)
     for name in "abc":
-        topic, again = desk.engine.topic(name), table.topic(name)
+        topic, again = harness.engine.topic(name), table.topic(name)
         for field in ("head_seq", "start_seq", "count", "bytes", "trimmed", "derivations"):
             assert getattr(again, field) == getattr(topic, field), field

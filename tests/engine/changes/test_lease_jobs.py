@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.queue.job_desk import JobDesk
+from tests.engine.queue.job_harness import JobHarness
 from tests.engine.shard_support import body_of, header_of, seqs_of
 from topics.engine.changes import lease_jobs
 from topics.engine.changes.change import Change
@@ -20,11 +20,11 @@ from topics.formats.disk.frame_bodies import (
 from topics.formats.disk.frames import Frame, FrameKind
 
 
-def durable(jobs: int = 2, **config: object) -> JobDesk:
-    return JobDesk(jobs, leases_durable=True, **config)
+def durable(jobs: int = 2, **config: object) -> JobHarness:
+    return JobHarness(jobs, leases_durable=True, **config)
 
 
-def told(change: Change) -> LeaseRows:
+def rows_of(change: Change) -> LeaseRows:
     """Return the rows of the change's only frame, which is a LEASE frame."""
     (frame,) = change.frames
     assert frame.kind == FrameKind.LEASE
@@ -35,67 +35,67 @@ def told(change: Change) -> LeaseRows:
 
 
 def test_nacks_extensions_and_closed_streams_write_lease_frames() -> None:
-    desk = durable(3)
-    desk.claim(2)
-    rows = told(desk.nack(1, delay_ms=50))
+    harness = durable(3)
+    harness.claim(2)
+    rows = rows_of(harness.nack(1, delay_ms=50))
     assert (rows.op, [*rows.seqs], [*rows.deliveries]) == (LeaseOp.RELEASED, [1], [1])
-    assert rows.until_ts == desk.now.ts + 50
-    change = desk.extend(2, lease_ms=9000)
-    rows = told(change)
+    assert rows.until_ts == harness.now.ts + 50
+    change = harness.extend(2, lease_ms=9000)
+    rows = rows_of(change)
     assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.CLAIMED, [2], change.until_ts)
     assert (rows.node, [*rows.deliveries]) == ("n", [1])
-    assert change.until_ts == desk.now.ts + 9000
+    assert change.until_ts == harness.now.ts + 9000
     stream = LeaseHolder("n", is_stream=True)
-    desk.claims(ClaimRequest(stream, 1, 1000))
-    rows = told(desk.close(stream))
-    assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.RELEASED, [3], desk.now.ts)
+    harness.claims(ClaimRequest(stream, 1, 1000))
+    rows = rows_of(harness.close(stream))
+    assert (rows.op, [*rows.seqs], rows.until_ts) == (LeaseOp.RELEASED, [3], harness.now.ts)
 
 
 @pytest.mark.parametrize(("durability", "sync"), [("disk", False), ("fsync", True)])
 def test_a_lease_is_as_durable_as_its_topic_and_a_move_is_always_synced(
     durability: str, sync: bool
 ) -> None:
-    desk = durable(2, durability=durability, max_deliveries=1, dead_letter="d")
-    (change,) = desk.claims(ClaimRequest(desk.poll(), 1, 1000))
+    harness = durable(2, durability=durability, max_deliveries=1, dead_letter="d")
+    (change,) = harness.claims(ClaimRequest(harness.poll(), 1, 1000))
     assert change.sync is sync
-    assert desk.nack(1).sync is sync
-    desk.claim()
-    assert desk.dying().sync
+    assert harness.nack(1).sync is sync
+    harness.claim()
+    assert harness.dying().sync
 
 
 def test_a_move_starts_with_at_most_the_requested_number_of_jobs() -> None:
-    desk = JobDesk(3, max_deliveries=1, dead_letter="d")
-    desk.claim(3)
-    desk.nack(1, 2, 3)
-    desk.claim()
-    assert [*desk.dying(2).seqs] == [1, 2]
-    again = desk.dying(2)
+    harness = JobHarness(3, max_deliveries=1, dead_letter="d")
+    harness.claim(3)
+    harness.nack(1, 2, 3)
+    harness.claim()
+    assert [*harness.dying(2).seqs] == [1, 2]
+    again = harness.dying(2)
     assert ([*again.seqs], again.frames) == ([1, 2], []), "one batch is under way at a time"
-    lease_jobs.return_to_dead(desk.topic, [1, 2])
-    assert [*desk.dying(2).seqs] == [3, 1]
+    lease_jobs.return_to_dead(harness.topic, [1, 2])
+    assert [*harness.dying(2).seqs] == [3, 1]
 
 
 # Ownership of leases
 
 
 def test_a_seq_given_with_two_tokens_is_accepted_if_one_token_is_valid() -> None:
-    desk = JobDesk(1)
-    (change,) = desk.claims(ClaimRequest(desk.poll(), 1, 1000))
+    harness = JobHarness(1)
+    (change,) = harness.claims(ClaimRequest(harness.poll(), 1, 1000))
     right = lease_id(change.jobs[0].number)
     for tokens in (["lease_0", right], [right, "lease_0"]):
-        change = lease_jobs.extend(desk.topic, "n", [1, 1], tokens, 5000, desk.now)
+        change = lease_jobs.extend(harness.topic, "n", [1, 1], tokens, 5000, harness.now)
         assert ([*change.seqs], [*change.skipped]) == ([1], [])
 
 
 def test_a_claim_whose_response_was_not_delivered_counts_no_delivery() -> None:
-    desk = durable(2)
-    (change,) = desk.claims(ClaimRequest(desk.poll(), 2, 1000))
+    harness = durable(2)
+    (change,) = harness.claims(ClaimRequest(harness.poll(), 2, 1000))
     jobs = [(job.seq, job.number) for job in change.jobs]
-    rows = told(desk.unclaim(*jobs))
+    rows = rows_of(harness.unclaim(*jobs))
     assert (rows.op, [*rows.deliveries]) == (LeaseOp.RELEASED, [0, 0])
-    (change,) = desk.claims(ClaimRequest(desk.poll(), 2, 1000))
+    (change,) = harness.claims(ClaimRequest(harness.poll(), 2, 1000))
     assert [job.deliveries for job in change.jobs] == [1, 1]
-    assert [*desk.unclaim(*jobs).seqs] == []  # The jobs are leased under other numbers by now
+    assert [*harness.unclaim(*jobs).seqs] == []  # The jobs are leased under other numbers by now
 
 
 # Finished jobs: acks and moves delete records permanently
@@ -106,51 +106,51 @@ def runs(frame: Frame) -> list[tuple[int, int]]:
 
 
 def test_an_ack_of_many_jobs_is_one_frame_of_runs() -> None:
-    desk = JobDesk(6)
-    desk.claim(6)
-    change = desk.ack(6, 2, 1, 3, 9)
+    harness = JobHarness(6)
+    harness.claim(6)
+    change = harness.ack(6, 2, 1, 3, 9)
     (frame,) = change.frames
     assert runs(frame) == [(1, 3), (6, 1)]
-    assert ([*change.seqs], desk.skipped) == ([1, 2, 3, 6], [9])
-    desk.commit()
-    assert seqs_of(desk.read("q")) == [4, 5]
+    assert ([*change.seqs], harness.skipped) == ([1, 2, 3, 6], [9])
+    harness.commit()
+    assert seqs_of(harness.read("q")) == [4, 5]
 
 
 def test_an_ack_without_jobs_waits_for_the_pending_ack_before_it() -> None:
-    desk = JobDesk(1, durability="fsync")
-    desk.claim()
-    first, second = desk.ack(1), desk.ack(1)
+    harness = JobHarness(1, durability="fsync")
+    harness.claim()
+    first, second = harness.ack(1), harness.ack(1)
     assert second.frames == []
     assert first.sync
     assert second.sync
-    assert desk.topic.pending == 2
-    desk.commit()
-    assert not desk.ack(1).sync
-    desk.undo()
-    assert desk.topic.pending == 0
+    assert harness.topic.pending == 2
+    harness.commit()
+    assert not harness.ack(1).sync
+    harness.undo()
+    assert harness.topic.pending == 0
 
 
-def dying(jobs: int = 2) -> JobDesk:
-    """Return a desk whose jobs are all being moved to the dead letter topic."""
-    desk = JobDesk(jobs, max_deliveries=1, dead_letter="d")
-    desk.claim(jobs)
-    desk.nack(*range(1, jobs + 1))
-    desk.claim()
-    desk.dying()
-    desk.commit()
-    return desk
+def dying(jobs: int = 2) -> JobHarness:
+    """Return an engine whose jobs are all being moved to the dead letter topic."""
+    harness = JobHarness(jobs, max_deliveries=1, dead_letter="d")
+    harness.claim(jobs)
+    harness.nack(*range(1, jobs + 1))
+    harness.claim()
+    harness.dying()
+    harness.commit()
+    return harness
 
 
 def test_moved_jobs_are_counted_as_dead_lettered_even_if_flagging_their_records_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    desk = dying()
-    desk.bury(1, 2)
+    harness = dying()
+    harness.bury(1, 2)
 
     def flag_deleted(*_: object) -> None:
         raise Unreadable
 
-    monkeypatch.setattr(desk, "flag_deleted", flag_deleted)
+    monkeypatch.setattr(harness, "flag_deleted", flag_deleted)
     with pytest.raises(Unreadable):
-        desk.commit()
-    assert desk.jobs.dead_lettered == 2, "as a replay counts"
+        harness.commit()
+    assert harness.jobs.dead_lettered == 2, "as a replay counts"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk, body_of, fill, header_of
+from tests.engine.shard_support import EngineHarness, body_of, fill, header_of
 from tests.support.tables import table
 from topics.engine.changes.replay_dispatch import replay_frame
 from topics.engine.queue import claims
@@ -256,13 +256,13 @@ POSITION = 1000  # LSN of the topic's entry in the checkpoint
 
 
 class Replaying:
-    """The queue ``a`` of a desk during the replay of its frames."""
+    """The queue ``a`` during the replay of its frames."""
 
-    def __init__(self, desk: Desk, *writes: int, **config: Any) -> None:
-        fill(desk, *writes, **{"type": "queue", "leases_durable": True, **config})
-        self.desk, self.topic = desk, desk.engine.topic("a")
+    def __init__(self, harness: EngineHarness, *writes: int, **config: Any) -> None:
+        fill(harness, *writes, **{"type": "queue", "leases_durable": True, **config})
+        self.harness, self.topic = harness, harness.engine.topic("a")
         open_ledger(self.topic)
-        self.replay = Replay(desk.engine.table)
+        self.replay = Replay(harness.engine.table)
         self.replay.note_restored(self.topic, self.topic.head_seq, POSITION)
 
     @property
@@ -281,47 +281,49 @@ class Replaying:
         self.play(lease_frame(self.topic.id, 5, rows), lsn)
 
     def begin(self) -> None:
-        begin(self.topic, self.desk, self.desk.now)
+        begin(self.topic, self.harness, self.harness.now)
 
 
-def test_a_lease_frame_of_a_log_topic_or_with_an_unknown_operation_is_a_misfit(desk: Desk) -> None:
-    queue = Replaying(desk, 1)
-    fill(desk, 1)
+def test_a_lease_frame_of_a_log_topic_or_with_an_unknown_operation_is_a_misfit(
+    harness: EngineHarness,
+) -> None:
+    queue = Replaying(harness, 1)
+    fill(harness, 1)
     rows = LeaseRows(LeaseOp.CLAIMED, (1,), (1,), "w", 9, (70,))
     with pytest.raises(StateMismatch, match="operation 9"):
         queue.play(lease_frame(queue.topic.id, 5, rows)._replace(flags=9))
-    desk.put("log")
+    harness.put("log")
     with pytest.raises(StateMismatch, match="not a queue"):
-        queue.play(lease_frame(desk.engine.topic("log").id, 5, rows))
+        queue.play(lease_frame(harness.engine.topic("log").id, 5, rows))
 
 
-def test_delays_that_the_checkpoint_covers_are_not_replayed(desk: Desk) -> None:
-    queue = Replaying(desk)
-    desk.append("a", records=[{"data": 1, "delay_ms": 70}, {"data": 2}])
-    desk.commit()
-    (view,) = desk._views
+def test_delays_that_the_checkpoint_covers_are_not_replayed(harness: EngineHarness) -> None:
+    queue = Replaying(harness)
+    harness.append("a", records=[{"data": 1, "delay_ms": 70}, {"data": 2}])
+    harness.commit()
+    (view,) = harness._views
 
     class OneWrite:
         def records(self, _: int) -> Any:
             return view
 
-    desk.engine.store = OneWrite()  # type: ignore[assignment]
+    harness.engine.store = OneWrite()  # type: ignore[assignment]
     note_delays(queue.replay, queue.topic, POSITION - 8, 1)
     assert queue.ledger.delays == {}
     note_delays(queue.replay, queue.topic, POSITION, 1)
-    assert queue.ledger.delays == {1: desk.now.ts + 70}
+    assert queue.ledger.delays == {1: harness.now.ts + 70}
 
 
 # After the last frame of the log
 
 
-def test_jobs_without_a_live_record_are_dropped_after_the_replay(desk: Desk) -> None:
-    queue = Replaying(desk, 2, 3, 2, 2)
-    desk.delete_records("a", before_seq=2)
-    desk.commit()
+def test_jobs_without_a_live_record_are_dropped_after_the_replay(harness: EngineHarness) -> None:
+    queue = Replaying(harness, 2, 3, 2, 2)
+    harness.delete_records("a", before_seq=2)
+    harness.commit()
     queue.play(delete_runs_frame(queue.topic.id, [SeqRun(4, 1), SeqRun(6, 2)], 5))
     queue.claim(*range(1, 12))
-    queue.ledger.delay(4, (desk.now.ts + 9,))
+    queue.ledger.delay(4, (harness.now.ts + 9,))
     queue.begin()
     assert sorted(jobs_of(queue.topic).leases) == [2, 3, 5, 8, 9]
     assert jobs_of(queue.topic).counters(queue.topic.count) == (0, 5, 0, 0)
@@ -330,14 +332,14 @@ def test_jobs_without_a_live_record_are_dropped_after_the_replay(desk: Desk) -> 
 # Checkpoints
 
 
-def kept(topic: Topic, desk: Desk) -> Any:
+def kept(topic: Topic, harness: EngineHarness) -> Any:
     """Return the topic and its jobs as a checkpoint encodes them in CBOR."""
-    found = [snapshot_topic(topic, POSITION), *job_items(topic, desk.now)]
+    found = [snapshot_topic(topic, POSITION), *job_items(topic, harness.now)]
     return cbor2.loads(cbor2.dumps(found))
 
 
 def restored(value: Any) -> Ledger:
-    (kept_topic, *parts), replay = value, Replay(Desk().engine.table)
+    (kept_topic, *parts), replay = value, Replay(EngineHarness().engine.table)
     topic = restore_topic(replay, kept_topic)
     for part in parts:
         restore_jobs(replay, topic.id, part)
@@ -354,22 +356,26 @@ KEPT = {
 }
 
 
-def test_without_durable_leases_a_checkpoint_holds_only_moves_and_delays(desk: Desk) -> None:
-    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d", leases_durable=False)
+def test_without_durable_leases_a_checkpoint_holds_only_moves_and_delays(
+    harness: EngineHarness,
+) -> None:
+    queue = Replaying(harness, 6, max_deliveries=3, dead_letter="d", leases_durable=False)
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
     queue.begin()
-    ledger = restored(kept(queue.topic, desk))
+    ledger = restored(kept(queue.topic, harness))
     assert (ledger.rows, dict(ledger.delays)) == ({4: KEPT[4]}, {5: 1_003_000})
 
 
-def test_a_checkpoint_records_jobs_that_are_set_aside_in_their_previous_state(desk: Desk) -> None:
-    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
+def test_a_checkpoint_records_jobs_that_are_set_aside_in_their_previous_state(
+    harness: EngineHarness,
+) -> None:
+    queue = Replaying(harness, 6, max_deliveries=3, dead_letter="d")
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
     queue.begin()
-    assert claims.reserve(queue.topic, range(1, 7), desk.now) == [2, 3, 4, 5, 6]
-    ledger = restored(kept(queue.topic, desk))
+    assert claims.reserve(queue.topic, range(1, 7), harness.now) == [2, 3, 4, 5, 6]
+    ledger = restored(kept(queue.topic, harness))
     assert (ledger.rows, dict(ledger.delays)) == (KEPT, {5: 1_003_000})
 
 
@@ -387,23 +393,25 @@ def test_the_last_error_of_a_nack_is_kept_with_its_job() -> None:
 
 
 @pytest.mark.parametrize("config", [{"leases_durable": False}, {"durability": "ephemeral"}])
-def test_leases_are_dropped_when_they_become_non_durable(desk: Desk, config: Any) -> None:
-    queue = Replaying(desk, 3)
+def test_leases_are_dropped_when_they_become_non_durable(
+    harness: EngineHarness, config: Any
+) -> None:
+    queue = Replaying(harness, 3)
     queue.claim(1)
     apply_config(queue.topic)
     assert [*queue.ledger.rows] == [1]
-    desk.put("a", **config)
+    harness.put("a", **config)
     apply_config(queue.topic)
     assert [*queue.ledger.rows] == []
 
 
-def test_a_checkpoint_holds_everything_that_a_restart_restores(desk: Desk) -> None:
-    queue = Replaying(desk, 6, max_deliveries=3, dead_letter="d")
+def test_a_checkpoint_holds_everything_that_a_restart_restores(harness: EngineHarness) -> None:
+    queue = Replaying(harness, 6, max_deliveries=3, dead_letter="d")
     queue.ledger.rows |= KEPT
     queue.ledger.delays[5] = 1_003_000
     queue.ledger.dead_lettered = 7
     queue.begin()
-    ledger = restored(kept(queue.topic, desk))
+    ledger = restored(kept(queue.topic, harness))
     assert (ledger.rows, dict(ledger.delays), ledger.dead_lettered) == (KEPT, {5: 1_003_000}, 7)
 
 
@@ -412,8 +420,8 @@ def test_free_jobs_are_in_the_order_of_their_releases() -> None:
     assert free(ledger) == [3, 1, 2]
 
 
-def test_leases_that_the_checkpoint_covers_are_not_replayed(desk: Desk) -> None:
-    queue = Replaying(desk, 3)
+def test_leases_that_the_checkpoint_covers_are_not_replayed(harness: EngineHarness) -> None:
+    queue = Replaying(harness, 3)
     queue.claim(1, lsn=POSITION - 8)
     queue.claim(2)
     assert queue.ledger.rows == {2: (HELD, 2_000_000, 70, 1, "w")}

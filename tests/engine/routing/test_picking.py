@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.shard_support import Desk, fill
+from tests.engine.shard_support import EngineHarness, fill
 from tests.engine.transcript_shell import Shell
 from topics.engine.removal import delete_runs
 from topics.engine.routing.derivations import (
@@ -45,9 +45,13 @@ NO_HOPS = Hops()
 
 
 def picked(
-    desk: Desk, cursor: int = 0, match: TagMatch | None = None, hops: Hops = NO_HOPS, **bounds: Any
+    harness: EngineHarness,
+    cursor: int = 0,
+    match: TagMatch | None = None,
+    hops: Hops = NO_HOPS,
+    **bounds: Any,
 ) -> Picked:
-    return pick(desk.engine.topic("a"), desk, cursor, match, hops, **{**WIDE, **bounds})
+    return pick(harness.engine.topic("a"), harness, cursor, match, hops, **{**WIDE, **bounds})
 
 
 def seqs_of(found: Picked) -> list[int]:
@@ -59,13 +63,13 @@ def seqs_of(found: Picked) -> list[int]:
 
 
 def test_whole_writes_are_picked_without_a_look_at_them(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(desk, 2, 3, 1)
-    topic = desk.engine.topic("a")
+    fill(harness, 2, 3, 1)
+    topic = harness.engine.topic("a")
     locators = topic.index.locators()
-    monkeypatch.setattr(desk, "records", None)
-    found = picked(desk)
+    monkeypatch.setattr(harness, "records", None)
+    found = picked(harness)
     assert found.runs == [(locators[0], 1, 0, 2), (locators[1], 3, 0, 3), (locators[2], 6, 0, 1)]
     assert found[1:] == (6, 0, 0, 6, topic.bytes)
 
@@ -81,27 +85,31 @@ def test_whole_writes_are_picked_without_a_look_at_them(
         ({"scan_records": 2}, [1, 2, 3, 4, 5]),
     ],
 )
-def test_a_batch_ends_at_its_bounds(desk: Desk, bounds: dict[str, Any], seqs: list[int]) -> None:
-    fill(desk, 2, 3, 1)
-    topic = desk.engine.topic("a")
+def test_a_batch_ends_at_its_bounds(
+    harness: EngineHarness, bounds: dict[str, Any], seqs: list[int]
+) -> None:
+    fill(harness, 2, 3, 1)
+    topic = harness.engine.topic("a")
     assert topic.bytes == 6 * 34
-    found = picked(desk, **bounds)
+    found = picked(harness, **bounds)
     assert (seqs_of(found), found.to_seq, found.count) == (seqs, seqs[-1], len(seqs))
     assert found.size == 34 * len(seqs)
 
 
-def test_a_batch_has_one_hop_and_records_with_the_maximum_hop_are_not_forwarded(desk: Desk) -> None:
-    fill(desk, 3, 3, 4)
+def test_a_batch_has_one_hop_and_records_with_the_maximum_hop_are_not_forwarded(
+    harness: EngineHarness,
+) -> None:
+    fill(harness, 3, 3, 4)
     hops = Hops()
     hops.note(3, 4, 2)
     hops.note(5, 7, HOPS_MAX)
     hops.note(8, 8, 2)
-    found = [picked(desk, cursor, hops=hops) for cursor in (0, 2, 8, 4)]
+    found = [picked(harness, cursor, hops=hops) for cursor in (0, 2, 8, 4)]
     assert [(seqs_of(each), each.to_seq, each.hop) for each in found] == [
         *(([1, 2], 2, 0), ([3, 4, 8], 8, 2), ([9, 10], 10, 0), ([8], 8, 2)),
     ]
     hops.note(9, 10, HOPS_MAX)
-    assert picked(desk, 8, hops=hops) == ([], 10, 0, 0, 0, 0)
+    assert picked(harness, 8, hops=hops) == ([], 10, 0, 0, 0, 0)
 
 
 # The filter
@@ -220,21 +228,21 @@ class DamagedStore:
     damaged.
     """
 
-    def __init__(self, desk: Desk, unreadable: set[int], bad: set[int]) -> None:
-        self._desk, self._unreadable, self._bad = desk, unreadable, bad
-        index = desk.engine.topic("a").index
+    def __init__(self, harness: EngineHarness, unreadable: set[int], bad: set[int]) -> None:
+        self._harness, self._unreadable, self._bad = harness, unreadable, bad
+        index = harness.engine.topic("a").index
         self._firsts: dict[int, int] = {
             locator: first for first, _, locator, _ in map(index.entry, range(len(index)))
         }
 
     def records(self, locator: int) -> RecordsView:
-        view, first = self._desk.records(locator), self._firsts[locator]
+        view, first = self._harness.records(locator), self._firsts[locator]
         if first in self._unreadable:
             raise Unreadable
         return _DamagedView(view, {seq - first for seq in self._bad})
 
     def delete_flags(self, locator: int) -> Buffer | None:
-        return self._desk.delete_flags(locator)
+        return self._harness.delete_flags(locator)
 
     def flag_deleted(self, locator: int, count: int, runs: Sequence[IndexRun], size: int) -> None:
         raise NotImplementedError
@@ -283,13 +291,13 @@ def test_exactly_the_damaged_records_are_lost_and_all_others_are_picked(
     match: TagMatch | None,
     bounds: dict[str, int],
 ) -> None:
-    desk, first = Desk(), 1
+    harness, first = EngineHarness(), 1
     wanted: list[int] = []
     lost: list[int] = []
     unreadable: set[int] = set()
     for number, tags in enumerate(writes):
         records = [{"data": 1} if tag == "-" else {"data": 1, "tag": tag} for tag in tags]
-        desk.append("a", records=records)
+        harness.append("a", records=records)
         seqs = {first + index: tag for index, tag in enumerate(tags)}
         live = {seq: tag for seq, tag in seqs.items() if seq > cursor and seq not in deleted}
         if number in hurt_writes:
@@ -304,10 +312,10 @@ def test_exactly_the_damaged_records_are_lost_and_all_others_are_picked(
             lost += [seq for seq in matching if seq in bad]
             wanted += [seq for seq in matching if seq not in bad]
         first += len(tags)
-    desk.commit()
-    topic = desk.engine.topic("a")
-    store = DamagedStore(desk, unreadable, bad)
-    delete_runs(topic, runs_of_seqs(sorted(deleted)), desk)
+    harness.commit()
+    topic = harness.engine.topic("a")
+    store = DamagedStore(harness, unreadable, bad)
+    delete_runs(topic, runs_of_seqs(sorted(deleted)), harness)
     found: list[int] = []
     trimmed: list[int] = []
     while cursor < topic.head_seq:

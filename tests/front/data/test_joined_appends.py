@@ -28,7 +28,7 @@ from topics.front.request import Request
 ROUTE = APPEND_ROUTE
 
 
-class Desk:
+class AppendHarness:
     """Appends to fake shards. ``heard`` has the responses in order of arrival."""
 
     def __init__(self) -> None:
@@ -78,37 +78,37 @@ class Desk:
 
 
 def test_joined_appends_share_a_message_and_are_answered_in_order() -> None:
-    desk = Desk()
-    with desk.shards.batch:
+    harness = AppendHarness()
+    with harness.shards.batch:
         for name in "xyz":
-            desk.append(name)
-        desk.append("new", "b")
-        assert desk.shards.calls == []
-    (_, params, body), (_, alone, _) = desk.shards.calls
+            harness.append(name)
+        harness.append("new", "b")
+        assert harness.shards.calls == []
+    (_, params, body), (_, alone, _) = harness.shards.calls
     assert [body[-5:-4], params.key, params.at, params.ats] == [b"z", None, 1, [1, 1, 1]]
     assert params.lengths == [len(body) // 3] * 3
     assert alone == AppendParams("b", None, True, None, 1, may_configure=alone.may_configure)
-    assert desk.heard == [("x", 200), ("y", 200), ("z", 200), ("new", 201)]
-    assert len(desk.shards.topics["a"]) == 3
-    assert desk.shards.replies_out == 0
+    assert harness.heard == [("x", 200), ("y", 200), ("z", 200), ("new", 201)]
+    assert len(harness.shards.topics["a"]) == 3
+    assert harness.shards.replies_out == 0
 
 
 def test_each_joined_append_has_its_own_failure() -> None:
-    desk = Desk()
-    with desk.shards.batch:
-        desk.append("x", "b", b"{")
-        desk.append("y", "b")
-        desk.append("z", "b", b"]")
-    assert desk.heard == [("x", "invalid_request"), ("y", 201), ("z", "invalid_request")]
+    harness = AppendHarness()
+    with harness.shards.batch:
+        harness.append("x", "b", b"{")
+        harness.append("y", "b")
+        harness.append("z", "b", b"]")
+    assert harness.heard == [("x", "invalid_request"), ("y", 201), ("z", "invalid_request")]
 
 
 def test_a_failure_of_the_shard_fails_all_joined_appends() -> None:
-    desk = Desk()
-    desk.shards.ready = False
-    with desk.shards.batch:
-        desk.append("x")
-        desk.append("y")
-    assert desk.heard == [("x", "not_ready"), ("y", "not_ready")]
+    harness = AppendHarness()
+    harness.shards.ready = False
+    with harness.shards.batch:
+        harness.append("x")
+        harness.append("y")
+    assert harness.heard == [("x", "not_ready"), ("y", "not_ready")]
 
 
 @pytest.mark.parametrize(
@@ -122,68 +122,68 @@ def test_a_failure_of_the_shard_fails_all_joined_appends() -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_only_requests_with_equal_parameters_are_joined(other: dict[str, Any]) -> None:
-    desk = Desk()
-    with desk.shards.batch:
-        desk.append("x")
-        desk.append("y", **other)
-        desk.append("z")
-    assert sorted(desk.sent) == [1, 2]
-    assert len(desk.heard) == 3
+    harness = AppendHarness()
+    with harness.shards.batch:
+        harness.append("x")
+        harness.append("y", **other)
+        harness.append("z")
+    assert sorted(harness.sent) == [1, 2]
+    assert len(harness.heard) == 3
 
 
 def test_outside_of_a_batch_each_append_is_sent_immediately() -> None:
-    desk = Desk()
-    desk.append("x")
-    desk.append("y")
-    assert desk.sent == [1, 1]
+    harness = AppendHarness()
+    harness.append("x")
+    harness.append("y")
+    assert harness.sent == [1, 1]
 
 
 def test_a_full_group_is_sent_before_the_end_of_the_batch() -> None:
-    desk = Desk()
+    harness = AppendHarness()
     long = b'{"records":[{"data":"%b"}]}' % (b"x" * JOINED_MAX_BYTES)
-    with desk.shards.batch:
+    with harness.shards.batch:
         for number in range(JOINED_FIRST_MAX):
-            desk.append(str(number))
-        assert desk.sent == [JOINED_FIRST_MAX]
+            harness.append(str(number))
+        assert harness.sent == [JOINED_FIRST_MAX]
         for number in range(JOINED_MAX):
-            desk.append(str(number))
-        assert desk.sent == [JOINED_FIRST_MAX, JOINED_MAX]
-        desk.append("one more")
-        desk.append("long", body=long)
-        assert desk.sent == [JOINED_FIRST_MAX, JOINED_MAX, 2]
-    assert len(desk.heard) == JOINED_FIRST_MAX + JOINED_MAX + 2
+            harness.append(str(number))
+        assert harness.sent == [JOINED_FIRST_MAX, JOINED_MAX]
+        harness.append("one more")
+        harness.append("long", body=long)
+        assert harness.sent == [JOINED_FIRST_MAX, JOINED_MAX, 2]
+    assert len(harness.heard) == JOINED_FIRST_MAX + JOINED_MAX + 2
 
 
 def test_appends_that_follow_responses_are_joined() -> None:
-    desk = Desk()
-    with desk.shards.batch:
+    harness = AppendHarness()
+    with harness.shards.batch:
         for name in "xyz":
-            desk.append(name, then=lambda: desk.append("next"))
-    assert desk.sent == [3, 3]
-    assert desk.heard[3:] == [("next", 200)] * 3
+            harness.append(name, then=lambda: harness.append("next"))
+    assert harness.sent == [3, 3]
+    assert harness.heard[3:] == [("next", 200)] * 3
 
 
 def test_an_unexpected_error_fails_all_joined_appends(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
+    harness = AppendHarness()
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(desk.shards, "call", broken)
-    with desk.shards.batch:
-        desk.append("x")
-        desk.append("y")
-    assert desk.heard == [("x", "internal"), ("y", "internal")]
+    monkeypatch.setattr(harness.shards, "call", broken)
+    with harness.shards.batch:
+        harness.append("x")
+        harness.append("y")
+    assert harness.heard == [("x", "internal"), ("y", "internal")]
 
 
 def test_an_error_after_one_response_does_not_affect_other_responses(logged: Logged) -> None:
-    desk = Desk()
+    harness = AppendHarness()
 
     def broken() -> None:
         raise ZeroDivisionError
 
-    with desk.shards.batch:
-        desk.append("x", then=broken)
-        desk.append("y")
-    assert desk.heard == [("x", 200), ("y", 200)]
+    with harness.shards.batch:
+        harness.append("x", then=broken)
+        harness.append("y")
+    assert harness.heard == [("x", 200), ("y", 200)]
     assert [(event["event"], event["route"]) for event in logged] == [("request failed", "append")]

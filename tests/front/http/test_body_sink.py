@@ -154,7 +154,7 @@ async def fail_when_the_shard_closes(
         with sink_of(front) as sink:
             await sink.write(bytes(5000))
             front.pair.restart_shard()
-            front.turn()
+            front.run_iteration()
             if rest is not None:
                 await rest()
             sink.finish()

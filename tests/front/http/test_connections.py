@@ -163,7 +163,7 @@ async def test_a_request_received_before_its_idle_connection_is_closed_is_answer
         asks.client.sendall(request("GET", "/v0/health"))
         asks.connections.sweep(trio.current_time() + 600.0)
         assert says_nothing.client.recv(9) == b""
-        asks.turn()
+        asks.poll()
         assert asks.client.recv(4096)[9:12] == b"200"
 
 

@@ -289,7 +289,7 @@ async def test_a_connection_closed_earlier_in_the_iteration_is_skipped() -> None
         heads.decide = abort_all  # type: ignore[method-assign]
         for scene in several:
             scene.client.sendall(HEALTH)
-        several[0].turn()
+        several[0].poll()
         assert all(scene.is_over for scene in several)
 
 

@@ -236,7 +236,7 @@ async def test_an_iteration_serves_a_bounded_number_of_clients_without_a_key() -
         known.client.sendall(listing)
         answered = []
         for _ in range(3):
-            known.turn()
+            known.poll()
             answered.append(sum(is_readable(scene.client.fileno(), 0) for scene in unknown))
             assert is_readable(known.client.fileno(), 0)
         assert answered == [KEYLESS_PER_PASS, 2 * KEYLESS_PER_PASS, len(unknown)]
@@ -248,7 +248,7 @@ async def test_clients_that_immediately_send_again_do_not_delay_a_new_client() -
         fast = [make() for _ in range(2 * KEYLESS_PER_PASS)]
         for scene in fast:
             scene.client.sendall(health)
-        fast[0].turn()
+        fast[0].poll()
         new = make()
         new.client.sendall(health)
         for _ in range(3):
@@ -256,7 +256,7 @@ async def test_clients_that_immediately_send_again_do_not_delay_a_new_client() -
                 if is_readable(scene.client.fileno(), 0):
                     scene.client.recv(4096)
                     scene.client.sendall(health)
-            new.turn()
+            new.poll()
         assert is_readable(new.client.fileno(), 0)
 
 
@@ -265,5 +265,5 @@ async def test_without_configured_keys_an_iteration_serves_all_clients() -> None
         everybody = [make() for _ in range(KEYLESS_PER_PASS + 1)]
         for scene in everybody:
             scene.client.sendall(request("GET", "/v0/health"))
-        everybody[0].turn()
+        everybody[0].poll()
         assert all(is_readable(scene.client.fileno(), 0) for scene in everybody)

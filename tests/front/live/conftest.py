@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.live_desk import Desk, desk
+from tests.support.live_harness import LiveHarness, live_harness
 
 
 @pytest.fixture
-async def front() -> AsyncIterator[Desk]:
-    async with desk() as made:
+async def front() -> AsyncIterator[LiveHarness]:
+    async with live_harness() as made:
         yield made

@@ -8,7 +8,7 @@ from typing import Any, cast
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.support.live_desk import Shards, page, records
+from tests.support.live_harness import Shards, page, records
 from topics.errors import NotReady
 from topics.formats.api.watch import Start, View
 from topics.front.live.catch_up_reads import READING_MAX_BYTES, CatchUpReads
@@ -29,15 +29,15 @@ class ConcurrentReaders:
     def __init__(self) -> None:
         self.shards = Shards()
         self.reads = CatchUpReads(cast("Any", self.shards))
-        self.heard: list[FeedPage | NotReady] = []
+        self.received: list[FeedPage | NotReady] = []
 
     async def read(self, asking: Reader, until_seq: int | None = None) -> None:
         try:
             found, epoch = await self.reads.read(asking, until_seq)
             assert epoch == 1
-            self.heard.append(found)
+            self.received.append(found)
         except NotReady as failure:
-            self.heard.append(failure)
+            self.received.append(failure)
 
 
 async def test_equal_reads_in_flight_share_one_call_and_one_page(
@@ -50,8 +50,8 @@ async def test_equal_reads_in_flight_share_one_call_and_one_page(
     assert len(asking.shards.asked) == 1
     asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
-    assert len(asking.heard) == 3
-    assert len({id(each) for each in asking.heard}) == 1, "the readers did not share one page"
+    assert len(asking.received) == 3
+    assert len({id(each) for each in asking.received}) == 1, "the readers did not share one page"
 
 
 async def test_different_reads_have_separate_calls(nursery: trio.Nursery) -> None:
@@ -77,7 +77,7 @@ async def test_the_bytes_that_a_shard_reads_at_a_time_are_bounded(nursery: trio.
     asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
     assert [one.params["from_seq"] for one in asking.shards.asked] == [1, 3]
-    assert [type(each) for each in asking.heard] == [FeedPage, NotReady]
+    assert [type(each) for each in asking.received] == [FeedPage, NotReady]
     nursery.start_soon(asking.read, reader(9, View(bytes=8 * READING_MAX_BYTES)))
     for _ in range(2):
         asking.shards.refuse("feed.read", NotReady("the shard is down"))
@@ -85,7 +85,7 @@ async def test_the_bytes_that_a_shard_reads_at_a_time_are_bounded(nursery: trio.
     assert asking.shards.asked, "a single page of any length is requested"
     asking.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
-    assert len(asking.heard) == 5
+    assert len(asking.received) == 5
 
 
 async def test_a_failure_fails_all_waiting_readers_and_later_reads_call_again(
@@ -98,7 +98,7 @@ async def test_a_failure_fails_all_waiting_readers_and_later_reads_call_again(
     await wait_all_tasks_blocked()
     asking.shards.refuse("feed.read", failure)
     await wait_all_tasks_blocked()
-    assert asking.heard == [failure, failure]
+    assert asking.received == [failure, failure]
     nursery.start_soon(asking.read, reader())
     await wait_all_tasks_blocked()
     assert len(asking.shards.asked) == 1

@@ -8,12 +8,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.front.conftest import Logged
 from tests.front.live.streams_support import BUG, broken, two
-from tests.support.live_desk import Desk, desk, make_heartbeat_due, page, records
+from tests.support.live_harness import LiveHarness, live_harness, make_heartbeat_due, page, records
 from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.front.live.streams import StreamKind
 
 
-async def test_streams_are_counted_by_kind(front: Desk) -> None:
+async def test_streams_are_counted_by_kind(front: LiveHarness) -> None:
     first, second = await two(front)
     assert front.live.stream_counts[StreamKind.WATCH] == 2
     first.stream.end()
@@ -30,7 +30,7 @@ async def test_an_unexpected_error_ends_one_stream(
     monkeypatch: pytest.MonkeyPatch,
     logged: Logged,
 ) -> None:
-    async with desk() as front:
+    async with live_harness() as front:
         first, second = await two(front)
         if fails == "a deferred call":
             done: list[int] = []
@@ -45,25 +45,25 @@ async def test_an_unexpected_error_ends_one_stream(
             for client in (first, second):
                 make_heartbeat_due(client.stream)
             await trio.sleep(TICK_INTERVAL_S * 1.5)
-            assert second.hear() == b": hb\n\n"
+            assert second.receive() == b": hb\n\n"
         await front.page(0, 1)
-        assert b'"$seq":1' in second.hear()
+        assert b'"$seq":1' in second.receive()
         assert (first.stream.ended, second.stream.ended) == (True, False)
-        assert b'event: error\ndata: {"code":500,"error":"internal error"}' in first.hear()
+        assert b'event: error\ndata: {"code":500,"error":"internal error"}' in first.receive()
     assert [(event["event"], event["log_level"]) for event in logged] == [(BUG, "error")]
 
 
-async def test_a_stream_that_starts_during_the_drain_gets_503(front: Desk) -> None:
+async def test_a_stream_that_starts_during_the_drain_gets_503(front: LiveHarness) -> None:
     front.live.drain()
     client = await front.client()
-    assert b'"code":503' in client.hear()
+    assert b'"code":503' in client.receive()
     assert (client.stream.ended, front.live.streams) == (True, set())
 
 
 async def test_a_stream_that_fails_while_it_catches_up_ends_no_other(
     monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
-    async with desk() as front:
+    async with live_harness() as front:
         _, second = await two(front)
         third = await front.client(0, topic="u")
         for name in ("page_event", "failure_event"):
@@ -72,5 +72,5 @@ async def test_a_stream_that_fails_while_it_catches_up_ends_no_other(
         await front.answer("feed.read", records(0, 2), **page(0, 2), epoch=1)
         assert third.stream.ended
         await front.page(0, 1)
-        assert b'"$seq":1' in second.hear()
+        assert b'"$seq":1' in second.receive()
     assert {event["event"] for event in logged} == {BUG}

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.live_desk import Desk
+from tests.support.live_harness import LiveHarness
 from topics.actors.link.tick import TICK_INTERVAL_S
 from topics.front.http.connection import Timings
 from topics.front.live.web_socket import WebSocket
@@ -27,7 +27,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socket]]:
+async def web_socket(front: LiveHarness) -> AsyncIterator[tuple[WebSocket, socket.socket]]:
     client = front.socket(begins=False, timings=PATIENCE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.stream.run)
@@ -37,7 +37,7 @@ async def web_socket(front: Desk) -> AsyncIterator[tuple[WebSocket, socket.socke
 
 
 async def test_a_message_that_never_completes_ends_its_socket(
-    front: Desk, autojump_clock: MockClock
+    front: LiveHarness, autojump_clock: MockClock
 ) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
@@ -51,7 +51,7 @@ async def test_a_message_that_never_completes_ends_its_socket(
 
 
 async def test_a_slow_message_at_the_minimum_rate_is_accepted(
-    front: Desk, autojump_clock: MockClock
+    front: LiveHarness, autojump_clock: MockClock
 ) -> None:
     """A fragment arrives before the time that the previous ones have earned is over."""
     async with web_socket(front) as (stream, client):
@@ -65,7 +65,7 @@ async def test_a_slow_message_at_the_minimum_rate_is_accepted(
         assert b"invalid_request" in client.recv(1000)  # complete, but not JSON
 
 
-async def test_each_message_has_its_own_time(front: Desk, autojump_clock: MockClock) -> None:
+async def test_each_message_has_its_own_time(front: LiveHarness, autojump_clock: MockClock) -> None:
     async with web_socket(front) as (stream, client):
         for _ in range(20):
             client.send(BEGUN)
@@ -76,7 +76,7 @@ async def test_each_message_has_its_own_time(front: Desk, autojump_clock: MockCl
 
 
 async def test_a_message_that_is_not_read_because_of_a_slow_shard_is_not_late(
-    front: Desk, autojump_clock: MockClock
+    front: LiveHarness, autojump_clock: MockClock
 ) -> None:
     publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'
     async with web_socket(front) as (stream, client):

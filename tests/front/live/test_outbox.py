@@ -11,7 +11,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.live.streams_support import LONG, live, long_page
-from tests.support.live_desk import Client, Desk, gap, page
+from tests.support.live_harness import Client, LiveHarness, gap, page
 from tests.support.sse import Unchunk
 from topics.formats.api.watch import Start, View
 
@@ -27,7 +27,7 @@ def without_collector() -> Iterator[None]:
 
 
 async def test_a_stalled_stream_frees_its_memory_immediately_at_its_end(
-    front: Desk, without_collector: None
+    front: LiveHarness, without_collector: None
 ) -> None:
     size, tasks = 0, len(front.live.nursery.child_tasks)
     for number in range(20):
@@ -48,17 +48,17 @@ async def test_a_stalled_stream_frees_its_memory_immediately_at_its_end(
     assert tracemalloc.get_traced_memory()[0] - size < len(LONG)
 
 
-async def test_the_unsent_part_is_sent_when_the_client_reads(front: Desk) -> None:
+async def test_the_unsent_part_is_sent_when_the_client_reads(front: LiveHarness) -> None:
     client = await live(front)
     await long_page(front)
     await front.page(1, 2)
     assert client.stream.is_stalled
     assert not client.stream.outbox.backlog, "a stalled stream got another page"
-    assert LONG in await client.hear_all()
+    assert LONG in await client.receive_all()
     assert not client.stream.is_stalled
 
 
-async def test_a_slow_shard_delays_only_its_own_topics(front: Desk) -> None:
+async def test_a_slow_shard_delays_only_its_own_topics(front: LiveHarness) -> None:
     front.shards.elsewhere.add("u")
     client = await live(front)
     await client.follow("u")  # on a shard that does not reply
@@ -70,29 +70,31 @@ async def test_a_slow_shard_delays_only_its_own_topics(front: Desk) -> None:
     ]
 
 
-async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: Desk) -> None:
+async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: LiveHarness) -> None:
     """A shard that does not respond delays its own topics, not the pages already received."""
     client = await live(front)
     await client.follow("u")
     await long_page(front)
     assert client.stream.is_stalled
     assert [one.method for one in front.shards.asked] == ["feed.open"]
-    assert LONG in await client.hear_all()
+    assert LONG in await client.receive_all()
     assert not client.stream.is_stalled
 
 
-async def test_a_backlog_is_sent_in_the_order_in_which_it_was_written(front: Desk) -> None:
+async def test_a_backlog_is_sent_in_the_order_in_which_it_was_written(front: LiveHarness) -> None:
     client = await live(front)
     await long_page(front)
     for number in range(3):
         client.stream.outbox.write(b": %d\n\n" % number)
     client.stream.outbox.write(b": " + LONG + b"\n\n")
     client.stream.outbox.write(b": last\n\n")
-    told = await client.hear_all()
-    assert told.endswith(b"\n\n: 0\n\n: 1\n\n: 2\n\n: " + LONG + b"\n\n: last\n\n")
+    received = await client.receive_all()
+    assert received.endswith(b"\n\n: 0\n\n: 1\n\n: 2\n\n: " + LONG + b"\n\n: last\n\n")
 
 
-async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: Desk) -> None:
+async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(
+    front: LiveHarness,
+) -> None:
     """Only the rest of one frame is stored for a stalled client."""
     client = await live(front)
     await client.follow("u")
@@ -101,14 +103,14 @@ async def test_a_page_that_arrives_during_a_stall_is_read_again_after_it(front: 
     assert client.stream.is_stalled
     await front.answer("feed.read", LONG, **page(0, 1), epoch=1)
     assert not client.stream.outbox.backlog
-    assert (await client.hear_all()).count(LONG) == 1
+    assert (await client.receive_all()).count(LONG) == 1
     await front.answer("feed.read", LONG, **page(0, 1), epoch=1)
-    assert (await client.hear_all()).count(LONG) == 1
+    assert (await client.receive_all()).count(LONG) == 1
     assert client.stream.readers["u"].is_live
 
 
 async def test_a_recreation_is_reported_even_if_its_page_arrives_during_a_stall(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     client = await live(front)
     client.session.cursors["u"] = 5, 1
@@ -119,22 +121,22 @@ async def test_a_recreation_is_reported_even_if_its_page_arrives_during_a_stall(
     await long_page(front)
     again = page(0, 9) | {"tombstone": gap(1, 9, "recreated")}
     await front.answer("feed.read", b'"first"', **again, epoch=2)
-    await client.hear_all()
+    await client.receive_all()
     asked = await front.answer("feed.read", b'"first"', **again, epoch=2)
     assert (asked["from_seq"], asked["epoch"]) == (5, 1)
-    assert b'"recreated"' in client.hear()
+    assert b'"recreated"' in client.receive()
     assert client.session.cursors["u"] == (9, 2)
 
 
-async def chunked(front: Desk) -> Client:
+async def chunked(front: LiveHarness) -> Client:
     """Return a client like `live`, with a chunked stream."""
     client = await front.client(is_chunked=True)
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
-    assert b"caught-up" in Unchunk().feed(client.hear())
+    assert b"caught-up" in Unchunk().feed(client.receive())
     return client
 
 
-async def test_a_stalled_chunked_stream_sends_complete_chunks(front: Desk) -> None:
+async def test_a_stalled_chunked_stream_sends_complete_chunks(front: LiveHarness) -> None:
     """Waiting data and the end of the body are framed like data that is sent immediately."""
     client = await chunked(front)
     await long_page(front)
@@ -142,38 +144,40 @@ async def test_a_stalled_chunked_stream_sends_complete_chunks(front: Desk) -> No
     for text in (b": first\n\n", b"", b": " + LONG + b"\n\n"):
         client.stream.outbox.write(text)
     body = Unchunk()
-    told = body.feed(await client.hear_all())
-    assert told.endswith(b"\n\n: first\n\n: " + LONG + b"\n\n")
+    received = body.feed(await client.receive_all())
+    assert received.endswith(b"\n\n: first\n\n: " + LONG + b"\n\n")
     assert not body.ended, "an empty write ended the body"
     client.stream.fail(503, "over")
-    assert body.feed(client.hear()).startswith(b"event: error\n")
+    assert body.feed(client.receive()).startswith(b"event: error\n")
     assert body.ended
 
 
-async def test_a_chunked_stream_that_ends_during_a_stall_sends_the_last_chunk(front: Desk) -> None:
+async def test_a_chunked_stream_that_ends_during_a_stall_sends_the_last_chunk(
+    front: LiveHarness,
+) -> None:
     client = await chunked(front)
     while not client.stream.is_stalled:
         client.stream.outbox.write(b": %b\n\n" % (b"x" * 1000))
     client.stream.outbox.write(b": last\n\n")
-    body, told = Unchunk(), client.hear()
+    body, received = Unchunk(), client.receive()
     client.stream.fail(503, "over")
-    said = body.feed(told + client.hear())
+    said = body.feed(received + client.receive())
     assert b": last\n\nevent: error\n" in said
     assert body.ended
 
 
-async def test_a_short_event_is_framed_once_for_all_chunked_streams(front: Desk) -> None:
+async def test_a_short_event_is_framed_once_for_all_chunked_streams(front: LiveHarness) -> None:
     first, second = await chunked(front), await front.client(is_chunked=True)
-    assert second.hear()
+    assert second.receive()
     await front.page(0, 1)
     shared = front.live.shared_chunk
     await front.page(1, 2)
     assert front.live.shared_chunk is not shared
     for client in (first, second):
-        assert Unchunk().feed(client.hear()).count(b"event: record") == 2
+        assert Unchunk().feed(client.receive()).count(b"event: record") == 2
     event = b": x\n\n"
     for client in (first, second):
         client.stream.outbox.write(event)
-        assert client.hear() == b"5\r\n: x\n\n\r\n"
+        assert client.receive() == b"5\r\n: x\n\n\r\n"
         shared, before = front.live.shared_chunk, shared
     assert shared is before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.live_desk import page
+from tests.support.live_harness import page
 from topics.formats.wire.calls import FeedReadResult
 from topics.front.live import pages
 from topics.front.live.pages import FeedPage, FeedPages, PageCache
@@ -21,8 +21,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> PageCache:
 
 def keep(kept: PageCache, feed: FeedPages, from_seq: int, size: int = 300) -> None:
     """Keep a page of one record."""
-    told = FeedReadResult(**page(from_seq, from_seq + 1), epoch=1)
-    kept.add(feed, FeedPage("t", told, b"x" * size))
+    result = FeedReadResult(**page(from_seq, from_seq + 1), epoch=1)
+    kept.add(feed, FeedPage("t", result, b"x" * size))
 
 
 def kept_seqs(kept: PageCache, *feeds: FeedPages) -> list[list[int]]:

@@ -19,12 +19,12 @@ def many() -> WatchSession:
 
 def walk(session: WatchSession, frames: int) -> list[tuple[bytes, dict[str, int]]]:
     """Advance its topics in turn. Return each id with the cursors that it encodes."""
-    told = []
+    ids = []
     for number in range(frames):
         topic = TOPICS[number % len(TOPICS)]
         session.move(topic, session.cursors[topic][0] + 1, 1)
-        told.append((session.id(), seqs(session)))
-    return told
+        ids.append((session.id(), seqs(session)))
+    return ids
 
 
 def seqs(session: WatchSession) -> dict[str, int]:
@@ -33,9 +33,9 @@ def seqs(session: WatchSession) -> dict[str, int]:
 
 def test_an_id_of_many_topics_is_a_number_that_rewinds_to_its_cursors() -> None:
     session = many()
-    told = walk(session, 200)
-    assert all(isinstance(decode_id(id_), int) for id_, _ in told)
-    for id_, known in reversed(told):
+    ids = walk(session, 200)
+    assert all(isinstance(decode_id(id_), int) for id_, _ in ids)
+    for id_, known in reversed(ids):
         session.rewind(id_)
         assert seqs(session) == known
 
@@ -50,12 +50,12 @@ def test_an_id_of_many_topics_is_a_number_that_rewinds_to_its_cursors() -> None:
 )
 def test_an_id_of_any_age_rewinds_to_its_cursors_or_below(frames: int) -> None:
     session = many()
-    told = walk(session, frames)
+    ids = walk(session, frames)
     for id_, known in (
-        told[-MOVES_MAX // 2],
-        told[len(told) // 2],
-        told[MOVES_MAX // 2],
-        told[0],
+        ids[-MOVES_MAX // 2],
+        ids[len(ids) // 2],
+        ids[MOVES_MAX // 2],
+        ids[0],
     ):
         session.rewind(id_)
         assert all(seq <= known[topic] for topic, seq in seqs(session).items())
@@ -180,14 +180,14 @@ def test_a_checkpoint_that_was_never_sent_does_not_confirm_partly_sent_events() 
 def test_an_id_is_a_map_if_that_is_short_and_otherwise_a_number() -> None:
     names = [f"{number:02}".ljust(35, "n") for number in range(MAP_MAX_TOPICS)]
     session = WatchSession("wid", ANYONE, View(), 15.0, dict.fromkeys(names, (0, 1)))
-    told = []
+    ids = []
     for digits in range(1, 20):
         for name in names:
             session.move(name, 10**digits, 1)
-        told.append((session.id(), seqs(session)))
-    assert max(len(id_) for id_, _ in told) <= ID_MAX_BYTES
-    assert {type(decode_id(id_)) for id_, _ in told} == {dict, int}
-    for id_, known in reversed(told):
+        ids.append((session.id(), seqs(session)))
+    assert max(len(id_) for id_, _ in ids) <= ID_MAX_BYTES
+    assert {type(decode_id(id_)) for id_, _ in ids} == {dict, int}
+    for id_, known in reversed(ids):
         session.resume(id_)
         assert seqs(session) == known
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from tests.front.live.streams_support import LONG, live, long_page, two
-from tests.support.live_desk import Desk, page, records
+from tests.support.live_harness import LiveHarness, page, records
 from topics.engine.access import ANYONE
 from topics.formats.api.watch import Start, View
 from topics.formats.wire.calls import FeedReadResult
@@ -18,7 +18,7 @@ from topics.front.live.watch_streams import WatchStream
 CONNECTIONS = Connections(Timings(), 0.0)
 
 
-async def test_a_session_sends_partly_sent_records_again(front: Desk) -> None:
+async def test_a_session_sends_partly_sent_records_again(front: LiveHarness) -> None:
     """A client that reconnects without an id gets the record again."""
     client = await live(front)
     await front.page(0, 1)
@@ -30,16 +30,18 @@ async def test_a_session_sends_partly_sent_records_again(front: Desk) -> None:
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_records_that_were_sent_late_but_completely_are_not_sent_again(front: Desk) -> None:
+async def test_records_that_were_sent_late_but_completely_are_not_sent_again(
+    front: LiveHarness,
+) -> None:
     client = await live(front)
     await long_page(front)
-    await client.hear_all()
+    await client.receive_all()
     client.close()
     client.session.resume(b"")
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_a_topic_deleted_during_a_stall_is_recorded_as_deleted(front: Desk) -> None:
+async def test_a_topic_deleted_during_a_stall_is_recorded_as_deleted(front: LiveHarness) -> None:
     client = await live(front)
     await long_page(front)
     front.event(0, "feed.ended", {"feed": 1, "head_seq": 1}, b"")
@@ -48,7 +50,7 @@ async def test_a_topic_deleted_during_a_stall_is_recorded_as_deleted(front: Desk
     assert (client.session.deleted, client.session.cursors) == ({"t": 1}, {"t": (0, 1)})
 
 
-async def test_a_replaced_stream_changes_no_cursor(front: Desk) -> None:
+async def test_a_replaced_stream_changes_no_cursor(front: LiveHarness) -> None:
     client = await live(front)
     await long_page(front)
     client.session.stream = None
@@ -57,16 +59,16 @@ async def test_a_replaced_stream_changes_no_cursor(front: Desk) -> None:
     assert client.session.cursors == {"t": (1, 1)}
 
 
-async def test_sessions_of_one_topic_get_the_same_bytes(front: Desk) -> None:
+async def test_sessions_of_one_topic_get_the_same_bytes(front: LiveHarness) -> None:
     first, second = await two(front)
     await front.client(topic="u")
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     await front.page(0, 1)
     (kept,) = front.live.feeds.by_number[1].kept.pages
-    assert first.hear() == second.hear() == kept.renderings[WatchStream]
+    assert first.receive() == second.receive() == kept.renderings[WatchStream]
 
 
-async def test_sessions_of_several_topics_have_their_own_ids(front: Desk) -> None:
+async def test_sessions_of_several_topics_have_their_own_ids(front: LiveHarness) -> None:
     shown = FeedPage("t", FeedReadResult(**page(0, 1), epoch=1), records(0, 1))
     events = []
     for seq in (3, 4):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.limits import LIMITS
-from tests.support.live_desk import Desk
+from tests.support.live_harness import LiveHarness
 from topics.config import Settings
 from topics.engine.access import ANYONE
 from topics.errors import NotFound, Throttled
@@ -28,7 +28,7 @@ async def test_an_unused_session_expires_and_releases_its_slot(
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(watches, "time", clock)
     monkeypatch.setattr(watches, "heads_of", no_heads)
-    live = Desk().live
+    live = LiveHarness().live
     slots = live.slots = make_slots(Settings(max_watch_sessions=2), 100)
     made = Watches(live)
     asked = decode_watch(b'{"topics":{"t":{}}}', LIMITS, 10)

@@ -102,10 +102,10 @@ async def test_sockets_share_one_bound_and_get_the_reason_of_their_close() -> No
 
 
 async def sends_close(client: RawClient) -> bool:
-    heard = b""
+    received = b""
     with trio.move_on_after(0.05):
-        heard = await client.stream.receive_some(4096)
-    return b'"code":"throttled"' in heard and b"\x03\xf5no memory" in heard
+        received = await client.stream.receive_some(4096)
+    return b'"code":"throttled"' in received and b"\x03\xf5no memory" in received
 
 
 async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_flight(
@@ -181,8 +181,8 @@ async def test_text_that_is_not_utf_8_ends_the_socket(size: int, is_fragmented: 
             frames = [frame_bytes(TEXT, text[:-1], fin=False, mask=KEY)]
             frames.append(frame_bytes(CONTINUATION, text[-1:], mask=KEY))
         await client.say(b"".join((*frames, frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))))
-        heard = await client.stream.receive_some(4096)
-        assert heard[2:] == (1007).to_bytes(2) + b"a text message is not valid UTF-8"
+        received = await client.stream.receive_some(4096)
+        assert received[2:] == (1007).to_bytes(2) + b"a text message is not valid UTF-8"
         await run.until(lambda: not run.server.live.streams)
 
 
@@ -200,8 +200,8 @@ async def test_a_message_above_its_bound_is_refused_by_its_header(
         (stream,) = run.server.live.streams
         client = await open_socket(run)
         await client.say(b"\x81\xff" + (most + 1).to_bytes(8))
-        heard = await client.stream.receive_some(4096)
-        assert heard[2:] == (1009).to_bytes(2) + b"a message may have at most %d bytes" % most
+        received = await client.stream.receive_some(4096)
+        assert received[2:] == (1009).to_bytes(2) + b"a message may have at most %d bytes" % most
         await run.until(lambda: run.server.live.streams == {stream})
 
 
@@ -211,8 +211,8 @@ async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_rea
         topics = b",".join(b'"%x":{}' % number for number in range(40_000))
         said = b'{"op":"subscribe","request_id":7,"topics":{%b}}' % topics
         await client.say(frame_bytes(TEXT, said, mask=KEY))
-        heard = await client.stream.receive_some(4096)
-        assert b'"request_id":7,"code":"payload_too_large"' in heard
+        received = await client.stream.receive_some(4096)
+        assert b'"request_id":7,"code":"payload_too_large"' in received
         await client.say(frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))
         assert b'"op":"pong"' in await client.stream.receive_some(4096)
 

@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 from websockets.frames import Frame, Opcode
 
-from tests.support.live_desk import Asked, Desk, ShardReply, SocketClient, refuse_next
+from tests.support.live_harness import Asked, LiveHarness, ShardReply, SocketClient, refuse_next
 from topics.config import Settings
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
@@ -30,9 +30,9 @@ SETTINGS = Settings(inline_bytes=LONG)
 
 
 class Publisher(SocketClient):
-    """A socket of a desk. The topic ``a1`` belongs to a second shard."""
+    """A WebSocket client that publishes. The topic ``a1`` belongs to a second shard."""
 
-    def __init__(self, front: Desk) -> None:
+    def __init__(self, front: LiveHarness) -> None:
         super().__init__(front.live, SETTINGS)
         self.live, self.shards, self.pressure = front.live, front.shards, front.pressure
         self.shards.elsewhere = {"a1"}
@@ -54,11 +54,11 @@ class Publisher(SocketClient):
             assert not body.read()
         return found
 
-    async def heard(self) -> list[tuple[str, str]]:
+    async def responses(self) -> list[tuple[str, str]]:
         """Return the op and the request id of each response to the client."""
         await wait_all_tasks_blocked()
-        told = re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', self.hear())
-        return [(op.decode(), name.decode()) for op, name in told]
+        found = re.findall(rb'"op":"(\w+)","request_id":"?(\w+)', self.receive())
+        return [(op.decode(), name.decode()) for op, name in found]
 
 
 def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
@@ -74,7 +74,7 @@ def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
 
 
 @pytest.fixture
-def desk(front: Desk) -> Publisher:
+def publisher(front: LiveHarness) -> Publisher:
     made = Publisher(front)
     front.clients.append(made)
     return made
@@ -92,45 +92,47 @@ def publish(request_id: str, topic: str = "t", size: int = 1, **fields: Any) -> 
     )
 
 
-async def test_publishes_of_one_read_are_sent_as_one_batch_for_each_topic(desk: Publisher) -> None:
+async def test_publishes_of_one_read_are_sent_as_one_batch_for_each_topic(
+    publisher: Publisher,
+) -> None:
     a, b = (
         [publish(f"a{at}", "a1") for at in range(3)],
         [publish(f"b{at}", "b2") for at in range(2)],
     )
-    await desk.say(a[0], b[0], a[1], b[1], a[2], publish("c", "c2"))
-    assert desk.sent() == [a, b, [publish("c", "c2")]]
+    await publisher.say(a[0], b[0], a[1], b[1], a[2], publish("c", "c2"))
+    assert publisher.sent() == [a, b, [publish("c", "c2")]]
 
 
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
-async def test_a_long_publish_is_sent_alone_and_in_order(desk: Publisher, size: int) -> None:
+async def test_a_long_publish_is_sent_alone_and_in_order(publisher: Publisher, size: int) -> None:
     said = [
         *(publish("1"), publish("2"), publish("3", size=size), publish("4"), publish("5")),
         *(publish("6", size=size), publish("7")),
     ]
-    await desk.say(*said)
-    assert desk.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]
+    await publisher.say(*said)
+    assert publisher.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]
 
 
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
 async def test_without_shared_memory_only_the_long_publish_is_refused(
-    desk: Publisher, size: int
+    publisher: Publisher, size: int
 ) -> None:
-    desk.shards.is_full = True
-    await desk.say(publish("1"), publish("2", size=size), publish("3"))
-    assert desk.sent() == [[publish("1")], [publish("3")]]
-    assert await desk.heard() == [("error", "2")]
-    assert desk.live.publish_bytes == len(publish("1")) + len(publish("3"))
+    publisher.shards.is_full = True
+    await publisher.say(publish("1"), publish("2", size=size), publish("3"))
+    assert publisher.sent() == [[publish("1")], [publish("3")]]
+    assert await publisher.responses() == [("error", "2")]
+    assert publisher.live.publish_bytes == len(publish("1")) + len(publish("3"))
 
 
 @pytest.mark.parametrize("end", ["the shard goes", "the client goes"])
-async def test_the_copy_of_a_long_publish_can_be_aborted(desk: Publisher, end: str) -> None:
+async def test_the_copy_of_a_long_publish_can_be_aborted(publisher: Publisher, end: str) -> None:
     message = publish("2", size=5 * COPY_BYTES)
     copied = list[int]()
 
     async def end_it() -> None:
-        while not desk.shards.blocks:
+        while not publisher.shards.blocks:
             await trio.lowlevel.checkpoint()
-        [block] = desk.shards.blocks
+        [block] = publisher.shards.blocks
         copied.append(bytes(block.view).count(b"x"))
         if end == "the shard goes":
             block.holder.abort(NotReady("gone"))
@@ -139,93 +141,95 @@ async def test_the_copy_of_a_long_publish_can_be_aborted(desk: Publisher, end: s
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end_it)
-        await desk.say(publish("1"), message, publish("3"))
+        await publisher.say(publish("1"), message, publish("3"))
     assert 0 < copied[0] < 3 * COPY_BYTES
-    [block] = desk.shards.blocks
+    [block] = publisher.shards.blocks
     assert block.is_free
     others = [publish("1"), publish("3")] if end == "the shard goes" else [publish("1")]
-    assert desk.sent() == [[one] for one in others]
-    assert desk.live.publish_bytes == sum(map(len, others))
-    assert await desk.heard() == ([("error", "2")] if end == "the shard goes" else [])
+    assert publisher.sent() == [[one] for one in others]
+    assert publisher.live.publish_bytes == sum(map(len, others))
+    assert await publisher.responses() == ([("error", "2")] if end == "the shard goes" else [])
 
 
-async def test_a_batch_is_not_longer_than_an_inline_body(desk: Publisher) -> None:
+async def test_a_batch_is_not_longer_than_an_inline_body(publisher: Publisher) -> None:
     said = [publish(str(at), size=at * 37 % 700) for at in range(30)]
-    await desk.say(*said)
-    assert [body for bodies in desk.sent() for body in bodies] == said
-    lengths = [len(call.body) for call in desk.shards.asked]
+    await publisher.say(*said)
+    assert [body for bodies in publisher.sent() for body in bodies] == said
+    lengths = [len(call.body) for call in publisher.shards.asked]
     assert max(lengths) <= LONG
     assert all(
         first + len(bodies[0]) > LONG
-        for first, bodies in zip(lengths, desk.sent()[1:], strict=False)
+        for first, bodies in zip(lengths, publisher.sent()[1:], strict=False)
     )
 
 
 async def test_batches_are_sent_while_further_messages_are_decoded(
-    desk: Publisher, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_socket, "FLUSH_EVERY", 4)
-    await desk.say(*(publish(str(at)) for at in range(10)))
-    assert [len(bodies) for bodies in desk.sent()] == [4, 4, 2]
+    await publisher.say(*(publish(str(at)) for at in range(10)))
+    assert [len(bodies) for bodies in publisher.sent()] == [4, 4, 2]
 
 
-async def test_publishes_with_and_without_seqs_keep_their_order(desk: Publisher) -> None:
+async def test_publishes_with_and_without_seqs_keep_their_order(publisher: Publisher) -> None:
     said = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
-    await desk.say(*said)
-    assert desk.sent() == [said[:2], said[2:4], said[4:]]
-    assert [call.params["with_seqs"] for call in desk.shards.asked] == [True, False, True]
+    await publisher.say(*said)
+    assert publisher.sent() == [said[:2], said[2:4], said[4:]]
+    assert [call.params["with_seqs"] for call in publisher.shards.asked] == [True, False, True]
 
 
-async def test_every_reply_is_matched_to_its_publish(desk: Publisher) -> None:
-    await desk.say(
+async def test_every_reply_is_matched_to_its_publish(publisher: Publisher) -> None:
+    await publisher.say(
         publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
     )
-    assert await desk.heard() == [("error", "null"), ("error", "3")]
-    batch, alone = desk.shards.asked
+    assert await publisher.responses() == [("error", "null"), ("error", "3")]
+    batch, alone = publisher.shards.asked
     answer(alone, b'{"topic":"u"}')
     answer(batch, b'{"topic":"t"}', TopicFull("m"), b'{"topic":"t"}')
-    assert await desk.heard() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
+    assert await publisher.responses() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
 
 
-async def test_every_publish_in_flight_is_refused_if_the_shard_crashes(desk: Publisher) -> None:
-    await desk.say(publish("1"), publish("2"))
-    await desk.say(publish("3"))
-    for call in desk.shards.asked:
+async def test_every_publish_in_flight_is_refused_if_the_shard_crashes(
+    publisher: Publisher,
+) -> None:
+    await publisher.say(publish("1"), publish("2"))
+    await publisher.say(publish("3"))
+    for call in publisher.shards.asked:
         call.then(NotReady("the shard of this topic is not ready"))
-    assert await desk.heard() == [("error", "1"), ("error", "2"), ("error", "3")]
+    assert await publisher.responses() == [("error", "1"), ("error", "2"), ("error", "3")]
 
 
 @pytest.mark.parametrize("drained_first", [True, False])
 async def test_a_drained_socket_ends_after_its_publishes_are_answered(
-    desk: Publisher, drained_first: bool
+    publisher: Publisher, drained_first: bool
 ) -> None:
-    await desk.say(publish("1"), publish("2"))
+    await publisher.say(publish("1"), publish("2"))
     if drained_first:
-        desk.stream.drain()
-        await desk.say(publish("late"))
-        assert await desk.heard() == [("error", "late")]
-    answer(desk.shards.asked[0], b'{"topic":"t"}', b'{"topic":"t"}')
+        publisher.stream.drain()
+        await publisher.say(publish("late"))
+        assert await publisher.responses() == [("error", "late")]
+    answer(publisher.shards.asked[0], b'{"topic":"t"}', b'{"topic":"t"}')
     if not drained_first:
-        desk.stream.drain()
-    assert await desk.heard() == [("ack", "1"), ("ack", "2"), ("error", "null")]
-    assert desk.stream.ended
+        publisher.stream.drain()
+    assert await publisher.responses() == [("ack", "1"), ("ack", "2"), ("error", "null")]
+    assert publisher.stream.ended
 
 
 async def test_a_publish_under_pressure_is_refused_with_a_retry_time(
-    desk: Publisher,
+    publisher: Publisher,
 ) -> None:
-    refuse_next(desk.pressure)
-    await desk.say(publish("1"))
-    refused = desk.hear()
+    refuse_next(publisher.pressure)
+    await publisher.say(publish("1"))
+    refused = publisher.receive()
     assert b'"op":"error","request_id":"1","code":"throttled","message":"' in refused
     assert refused.endswith(b'","detail":{"retry_after_ms":1000}}')
-    for governor in desk.pressure.governors:
+    for governor in publisher.pressure.governors:
         governor._debts = [0.0] * BANDS
-    await desk.say(publish("2"))
-    assert desk.sent() == [[publish("2")]]
+    await publisher.say(publish("2"))
+    assert publisher.sent() == [[publish("2")]]
 
 
-async def test_a_publish_that_disables_backpressure_is_accepted(desk: Publisher) -> None:
-    refuse_next(desk.pressure)
-    await desk.say(publish("1", disable_backpressure=True))
-    assert len(desk.sent()) == 1
+async def test_a_publish_that_disables_backpressure_is_accepted(publisher: Publisher) -> None:
+    refuse_next(publisher.pressure)
+    await publisher.say(publish("1", disable_backpressure=True))
+    assert len(publisher.sent()) == 1

@@ -8,7 +8,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.front.conftest import Logged
-from tests.support.live_desk import Desk, press
+from tests.support.live_harness import LiveHarness, press
 from topics.errors import Internal, InvalidRequest
 from topics.formats.api.watch import Start, View, WatchRequest
 from topics.front.live.web_socket_stream import refusal
@@ -19,13 +19,13 @@ from topics.front.live.web_socket_stream import refusal
     [(408, "throttled", 1008), (500, "internal", 1011), (503, "shutting_down", 1001)],
 )
 async def test_a_websocket_gets_the_error_and_a_close_code(
-    front: Desk, code: int, name: str, close_code: int
+    front: LiveHarness, code: int, name: str, close_code: int
 ) -> None:
     client = front.socket()
     client.stream.fail(code, "why")
-    told = client.hear()
-    assert b'"code":"%b"' % name.encode() in told
-    assert told.endswith(close_code.to_bytes(2, "big") + b"why")
+    received = client.receive()
+    assert b'"code":"%b"' % name.encode() in received
+    assert received.endswith(close_code.to_bytes(2, "big") + b"why")
     assert (client.stream.ended, len(front.live.streams)) == (True, 0)
 
 
@@ -33,7 +33,7 @@ def asked(**starts: Start) -> WatchRequest:
     return WatchRequest(starts, View(), 15_000)
 
 
-async def test_topics_of_repeated_subscriptions_count_once(front: Desk) -> None:
+async def test_topics_of_repeated_subscriptions_count_once(front: LiveHarness) -> None:
     front.shards.heads = dict.fromkeys("tuv", (0, 1, 1))
     client = front.socket()
     stream = client.stream
@@ -46,7 +46,7 @@ async def test_topics_of_repeated_subscriptions_count_once(front: Desk) -> None:
     assert stream.readers.keys() == {"t", "v"}
 
 
-async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: Desk) -> None:
+async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: LiveHarness) -> None:
     front.shards.heads = {"t": (0, 1, 1)}
     client = front.socket()
     stream = client.stream
@@ -54,12 +54,12 @@ async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: De
     await wait_all_tasks_blocked()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     press(front.pressure, pace=1.0)
-    client.hear()
+    client.receive()
     await front.page(0, 1)
-    told = client.hear()
-    at = told.index(b'{"op":"error"')
-    assert b'"op":"record"' in told[:at]
-    assert json.loads(told[at:]) == {
+    received = client.receive()
+    at = received.index(b'{"op":"error"')
+    assert b'"op":"record"' in received[:at]
+    assert json.loads(received[at:]) == {
         "op": "error",
         "request_id": None,
         "code": "throttled",
@@ -68,11 +68,11 @@ async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: De
         "topics": ["t"],
     }
     await front.page(1, 2)
-    assert client.hear().count(b'"op"') == 1
+    assert client.receive().count(b'"op"') == 1
 
 
 def test_an_unexpected_error_is_logged_but_not_sent_to_the_client(logged: Logged) -> None:
-    told = refusal(b"1", Internal("a secret of the shard"))
-    assert b'"request_id":1,"code":"internal","message":"internal error"}' in told
-    assert b"secret" not in told
+    refused = refusal(b"1", Internal("a secret of the shard"))
+    assert b'"request_id":1,"code":"internal","message":"internal error"}' in refused
+    assert b"secret" not in refused
     assert logged[0]["error"] == "a secret of the shard"

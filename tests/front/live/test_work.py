@@ -13,10 +13,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.live_desk import (
+from tests.support.live_harness import (
     SEND_BYTES,
-    Desk,
     Listener,
+    LiveHarness,
     Socket,
     make_heartbeat_due,
     press,
@@ -49,7 +49,7 @@ def event(seq: int, data: bytes = b"1") -> bytes:
     return b"id: %d\nevent: job\ndata: %b\n\n" % (seq, member)
 
 
-async def jobs(front: Desk, *seqs: int, work: int = 1, data: bytes = b"1") -> None:
+async def jobs(front: LiveHarness, *seqs: int, work: int = 1, data: bytes = b"1") -> None:
     """Deliver jobs from the shard, and wait until they are handled."""
     made = [job(seq, data) for seq in seqs]
     params = {"work": work, "seqs": seqs, "lengths": [len(one) for one in made]}
@@ -58,7 +58,7 @@ async def jobs(front: Desk, *seqs: int, work: int = 1, data: bytes = b"1") -> No
 
 
 def ask(
-    front: Desk, principal: Principal = ANYONE, scope: trio.CancelScope | None = None
+    front: LiveHarness, principal: Principal = ANYONE, scope: trio.CancelScope | None = None
 ) -> list[WorkSubscription | TopicsError]:
     """Request work in a task. The returned list receives the outcome."""
     outcomes: list[WorkSubscription | TopicsError] = []
@@ -78,7 +78,7 @@ def ask(
     return outcomes
 
 
-async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription:
+async def opened(front: LiveHarness, principal: Principal = ANYONE) -> WorkSubscription:
     """Return a subscription that the shard has opened."""
     outcomes = ask(front, principal)
     await wait_all_tasks_blocked()
@@ -91,7 +91,7 @@ async def opened(front: Desk, principal: Principal = ANYONE) -> WorkSubscription
 class JobReceiver(Listener):
     """A running stream of a subscription, and the other end of its socket."""
 
-    def __init__(self, front: Desk, subscription: WorkSubscription) -> None:
+    def __init__(self, front: LiveHarness, subscription: WorkSubscription) -> None:
         ours, self.sock = socket_pair()
         for end in (ours, self.sock):
             front.exits.enter_context(end)
@@ -107,11 +107,11 @@ class JobReceiver(Listener):
             self.sock.close()
 
 
-async def worker(front: Desk) -> JobReceiver:
+async def worker(front: LiveHarness) -> JobReceiver:
     """Return a worker that has received the start of its stream."""
     made = JobReceiver(front, await opened(front))
     await wait_all_tasks_blocked()
-    assert made.hear() == OPENING
+    assert made.receive() == OPENING
     return made
 
 
@@ -119,47 +119,51 @@ TAKEN, CLOSED = ("work.taken", {"work": 1}), ("work.close", {"work": 1, "pages":
 LONG = b'"%b"' % (b"x" * 40 * SEND_BYTES)
 
 
-async def test_jobs_are_confirmed_after_the_socket_has_accepted_all_of_them(front: Desk) -> None:
+async def test_jobs_are_confirmed_after_the_socket_has_accepted_all_of_them(
+    front: LiveHarness,
+) -> None:
     client = await worker(front)
     await jobs(front, 1, data=LONG)
-    assert front.shards.told == []
-    assert await client.hear_all() == event(1, LONG)
-    assert front.shards.told == [TAKEN]
+    assert front.shards.events == []
+    assert await client.receive_all() == event(1, LONG)
+    assert front.shards.events == [TAKEN]
 
 
 async def test_jobs_after_a_stalled_heartbeat_are_confirmed_once_they_are_sent(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     client = await worker(front)
     client.stream.outbox.write(LONG)
     await jobs(front, 1, data=LONG)
     assert client.stream.outbox.backlog
     while client.stream.outbox.backlog:
-        client.hear()
+        client.receive()
         await wait_all_tasks_blocked()
-    assert front.shards.told == []
-    assert (await client.hear_all()).endswith(event(1, LONG)[-100:])
-    assert front.shards.told == [TAKEN]
+    assert front.shards.events == []
+    assert (await client.receive_all()).endswith(event(1, LONG)[-100:])
+    assert front.shards.events == [TAKEN]
 
 
 async def test_a_heartbeat_is_sent_only_without_other_data(
-    front: Desk, autojump_clock: trio.testing.MockClock
+    front: LiveHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
     await trio.sleep(TICK_INTERVAL_S * 1.5)
-    assert client.hear() == b""
+    assert client.receive() == b""
     make_heartbeat_due(client.stream)
     await trio.sleep(TICK_INTERVAL_S * 1.5)
-    assert client.hear() == b": hb\n\n"
+    assert client.receive() == b": hb\n\n"
     make_heartbeat_due(client.stream)
     await jobs(front, 1)
     await trio.sleep(TICK_INTERVAL_S * 1.5)
-    assert client.hear() == event(1)
-    assert front.shards.told == [TAKEN]
+    assert client.receive() == event(1)
+    assert front.shards.events == [TAKEN]
 
 
 @pytest.mark.parametrize("way", ["closes", "closes its side", "resets"])
-async def test_the_leases_of_a_disconnected_client_are_released(front: Desk, way: str) -> None:
+async def test_the_leases_of_a_disconnected_client_are_released(
+    front: LiveHarness, way: str
+) -> None:
     client = await worker(front)
     if way == "resets":
         client.stream.sock.shutdown(2)  # the next write fails
@@ -167,52 +171,52 @@ async def test_the_leases_of_a_disconnected_client_are_released(front: Desk, way
     else:
         client.hang_up(half=way == "closes its side")
     await wait_all_tasks_blocked(0.01)
-    assert front.shards.told == [CLOSED]
+    assert front.shards.events == [CLOSED]
     assert (client.stream.ended, front.live.streams, slots_used(front)) == (True, set(), 0)
 
 
 async def test_a_stalled_client_is_disconnected_and_loses_its_leases(
-    front: Desk, autojump_clock: trio.testing.MockClock
+    front: LiveHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     client = await worker(front)
     await jobs(front, 1, data=LONG)
     await trio.sleep(STALL_MAX_S + TICK_INTERVAL_S * 1.5)
     assert client.stream.ended
-    assert front.shards.told[-1] == ("work.close", {"work": 1, "pages": 1})
+    assert front.shards.events[-1] == ("work.close", {"work": 1, "pages": 1})
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [("not_a_queue", 409), ("topic_not_found", 404), ("internal", 500)]
 )
 async def test_a_stream_that_its_shard_ends_gets_the_reason(
-    front: Desk, error: str, code: int
+    front: LiveHarness, error: str, code: int
 ) -> None:
     client = await worker(front)
     front.event(0, "work.ended", {"work": 1, "error": error, "message": "it was"}, b"")
     await wait_all_tasks_blocked()
-    assert client.hear() == b'event: error\ndata: {"code":%d,"error":"it was"}\n\n' % code
+    assert client.receive() == b'event: error\ndata: {"code":%d,"error":"it was"}\n\n' % code
     assert (client.stream.ended, front.live.slots.streams.used) == (True, 0)
-    assert front.shards.told == [], "the shard releases the leases itself"
+    assert front.shards.events == [], "the shard releases the leases itself"
 
 
-async def test_the_drain_ends_a_stream_and_releases_its_leases(front: Desk) -> None:
+async def test_the_drain_ends_a_stream_and_releases_its_leases(front: LiveHarness) -> None:
     client = await worker(front)
     front.live.drain()
     await wait_all_tasks_blocked()
-    assert b'"code":503,"error":"the server is shutting down"' in client.hear()
-    assert front.shards.told == [CLOSED]
+    assert b'"code":503,"error":"the server is shutting down"' in client.receive()
+    assert front.shards.events == [CLOSED]
 
 
 # Subscriptions
 
 
-def slots_used(front: Desk) -> int:
+def slots_used(front: LiveHarness) -> int:
     return front.live.slots.streams.used
 
 
 @pytest.mark.parametrize("failure", [TopicNotFound("jobs"), NotAQueue("jobs"), NotReady("down")])
 async def test_a_refusal_of_the_shard_is_returned_and_leaves_no_state(
-    front: Desk, failure: TopicsError
+    front: LiveHarness, failure: TopicsError
 ) -> None:
     """A close is sent, because a stalled shard may still open the stream when it resumes."""
     outcomes = ask(front)
@@ -221,45 +225,45 @@ async def test_a_refusal_of_the_shard_is_returned_and_leaves_no_state(
     await wait_all_tasks_blocked()
     assert outcomes == [failure]
     assert (slots_used(front), front.live.work.by_number) == (0, {})
-    assert front.shards.told == [CLOSED]
+    assert front.shards.events == [CLOSED]
 
 
 async def test_the_shard_is_notified_if_the_client_disconnects_during_the_call(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     scope = trio.CancelScope()
     ask(front, scope=scope)
     await wait_all_tasks_blocked()
     scope.cancel()
     await wait_all_tasks_blocked()
-    assert front.shards.told == [CLOSED]
+    assert front.shards.events == [CLOSED]
     assert slots_used(front) == 0
     await jobs(front, 1)
-    assert front.shards.told == [CLOSED]
+    assert front.shards.events == [CLOSED]
 
 
-async def test_jobs_that_arrive_before_the_client_is_ready_are_kept(front: Desk) -> None:
+async def test_jobs_that_arrive_before_the_client_is_ready_are_kept(front: LiveHarness) -> None:
     subscription = await opened(front)
     await jobs(front, 1, 2)
-    assert front.shards.told == []
+    assert front.shards.events == []
     worker = JobReceiver(front, subscription)
     await wait_all_tasks_blocked()
-    assert worker.hear() == OPENING + event(1) + event(2)
-    assert front.shards.told == [("work.taken", {"work": 1})]
+    assert worker.receive() == OPENING + event(1) + event(2)
+    assert front.shards.events == [("work.taken", {"work": 1})]
 
 
 async def test_an_end_before_the_client_is_ready_is_sent_after_the_jobs(
-    front: Desk,
+    front: LiveHarness,
 ) -> None:
     subscription = await opened(front)
     await jobs(front, 1)
     front.live.closed(0)
     worker = JobReceiver(front, subscription)
     await wait_all_tasks_blocked()
-    heard = worker.hear()
-    assert heard.startswith(OPENING + event(1))
-    assert heard.endswith(b'{"code":503,"error":"the shard of this topic has stopped"}\n\n')
-    assert (front.shards.told, slots_used(front)) == ([], 0)
+    received = worker.receive()
+    assert received.startswith(OPENING + event(1))
+    assert received.endswith(b'{"code":503,"error":"the shard of this topic has stopped"}\n\n')
+    assert (front.shards.events, slots_used(front)) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +274,7 @@ async def test_an_end_before_the_client_is_ready_is_sent_after_the_jobs(
     ],
 )
 async def test_a_slot_is_acquired_before_the_shard_leases_jobs(
-    front: Desk, settings: Settings, limit: str
+    front: LiveHarness, settings: Settings, limit: str
 ) -> None:
     front.live.slots = make_slots(settings, 100)
     front.live.work = WorkSubscriptions(
@@ -294,30 +298,30 @@ async def test_a_slot_is_acquired_before_the_shard_leases_jobs(
 
 
 async def test_under_pressure_jobs_are_confirmed_late_and_the_client_gets_a_notice(
-    front: Desk, autojump_clock: MockClock
+    front: LiveHarness, autojump_clock: MockClock
 ) -> None:
     client = await worker(front)
     press(front.pressure, pace=1.0)
-    front.pressure.bands.learn("jobs", 0)
+    front.pressure.bands.store("jobs", 0)
     await jobs(front, 1)
-    told = b'{"code":429,"error":"watch throttled under CPU pressure"'
-    heard = client.hear()
-    assert heard.startswith(event(1))
-    assert heard.endswith(told + b',"retry_after_ms":1000,"topics":["jobs"]}\n\n')
+    error = b'{"code":429,"error":"watch throttled under CPU pressure"'
+    received = client.receive()
+    assert received.startswith(event(1))
+    assert received.endswith(error + b',"retry_after_ms":1000,"topics":["jobs"]}\n\n')
     await trio.sleep(0.99)
-    assert front.shards.told == []
+    assert front.shards.events == []
     await trio.sleep(0.02)
-    assert front.shards.told == [("work.taken", {"work": 1})]
+    assert front.shards.events == [("work.taken", {"work": 1})]
     await jobs(front, 2)
-    assert client.hear() == event(2), "the notice was repeated"
+    assert client.receive() == event(2), "the notice was repeated"
 
 
 async def test_jobs_of_a_disconnected_client_are_not_confirmed_late(
-    front: Desk, autojump_clock: MockClock
+    front: LiveHarness, autojump_clock: MockClock
 ) -> None:
     client = await worker(front)
     press(front.pressure, pace=1.0)
     await jobs(front, 1)
     client.stream.end()
     await trio.sleep(2.0)
-    assert front.shards.told == [("work.close", {"work": 1, "pages": 1})]
+    assert front.shards.events == [("work.close", {"work": 1, "pages": 1})]

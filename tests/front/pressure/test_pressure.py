@@ -31,7 +31,7 @@ KEY, OTHER = b"k", b"o"
 RECORD = b'{"records":[{"data":1}]}'
 
 
-class Desk:
+class PressureHarness:
     """A front of two shards in simulated time, with constant writes to ``busy``."""
 
     def __init__(self) -> None:
@@ -74,25 +74,27 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def harness() -> PressureHarness:
+    return PressureHarness()
 
 
 @pytest.fixture
-def pressed(desk: Desk) -> Desk:
-    """A desk whose loop lag is five times the target."""
-    desk.run(4.0, lag_ms=50.0)
-    assert desk.pressure.governors[0].share
-    return desk
+def pressed(harness: PressureHarness) -> PressureHarness:
+    """A front whose loop lag is five times the target."""
+    harness.run(4.0, lag_ms=50.0)
+    assert harness.pressure.governors[0].share
+    return harness
 
 
-def test_a_calm_front_refuses_nothing_and_counts_nothing(desk: Desk) -> None:
-    assert desk.run(1.0) == 0
-    assert desk.pressure.is_unthrottled
-    assert desk.pressure.governors[0]._arrived == [0] * 5
+def test_a_calm_front_refuses_nothing_and_counts_nothing(harness: PressureHarness) -> None:
+    assert harness.run(1.0) == 0
+    assert harness.pressure.is_unthrottled
+    assert harness.pressure.governors[0]._arrived == [0] * 5
 
 
-def test_a_refusal_contains_a_retry_time_that_is_kept_as_a_promise(pressed: Desk) -> None:
+def test_a_refusal_contains_a_retry_time_that_is_kept_as_a_promise(
+    pressed: PressureHarness,
+) -> None:
     failure = pressed.refused("t")
     assert (failure.code, set(failure.detail)) == ("throttled", {"retry_after_ms"})
     retry_ms = failure.detail["retry_after_ms"]
@@ -100,7 +102,9 @@ def test_a_refusal_contains_a_retry_time_that_is_kept_as_a_promise(pressed: Desk
     assert pressed.pressure.promises.redeem((KEY, "t"), pressed.now + retry_ms / 1000)
 
 
-def test_a_write_at_its_promised_time_is_accepted_under_any_pressure(pressed: Desk) -> None:
+def test_a_write_at_its_promised_time_is_accepted_under_any_pressure(
+    pressed: PressureHarness,
+) -> None:
     for number in range(50):
         failure = pressed.refused(f"t{number}")
         pressed.now += failure.detail["retry_after_ms"] / 1000
@@ -108,7 +112,7 @@ def test_a_write_at_its_promised_time_is_accepted_under_any_pressure(pressed: De
         pressed.now += TICK_S
 
 
-def test_a_write_that_is_accepted_without_its_promise_keeps_it(pressed: Desk) -> None:
+def test_a_write_that_is_accepted_without_its_promise_keeps_it(pressed: PressureHarness) -> None:
     failure = pressed.refused("t")
     pressed.now += failure.detail["retry_after_ms"] / 1000
     pressed.pressure.governors[0]._debts = [0.0] * 5
@@ -126,63 +130,69 @@ def test_each_holder_gets_its_own_time_after_its_previous_one() -> None:
     assert promises.promise((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), "a new holder"
 
 
-def test_loop_lag_affects_all_writes_and_shard_lag_only_its_topics(desk: Desk) -> None:
-    desk.delays[1] = 50.0
+def test_loop_lag_affects_all_writes_and_shard_lag_only_its_topics(
+    harness: PressureHarness,
+) -> None:
+    harness.delays[1] = 50.0
     for _ in range(80):
         for _ in range(100):
-            desk.write("b", shard=1)
-        desk.tick(0.0)
-    assert [bool(governor.share) for governor in desk.pressure.governors] == [False, True]
-    desk.refused("b", shard=1)
-    assert all(desk.write("a") is None for _ in range(1000))
-    assert desk.pressure.pause_s(0, 0) == 0.0 < desk.pressure.pause_s(1, 0)
+            harness.write("b", shard=1)
+        harness.tick(0.0)
+    assert [bool(governor.share) for governor in harness.pressure.governors] == [False, True]
+    harness.refused("b", shard=1)
+    assert all(harness.write("a") is None for _ in range(1000))
+    assert harness.pressure.pause_s(0, 0) == 0.0 < harness.pressure.pause_s(1, 0)
 
 
-def test_writes_to_all_shards_wait_for_the_loop(desk: Desk) -> None:
+def test_writes_to_all_shards_wait_for_the_loop(harness: PressureHarness) -> None:
     for _ in range(80):
         for number in range(16):  # 320 a second, of which 16 wait in 50 ms
-            desk.write("t", shard=number % 2)
-        desk.now += TICK_S
-        desk.pressure.tick(50.0)
-    assert all(governor.share for governor in desk.pressure.governors)
+            harness.write("t", shard=number % 2)
+        harness.now += TICK_S
+        harness.pressure.tick(50.0)
+    assert all(governor.share for governor in harness.pressure.governors)
 
 
-def test_writes_have_the_learned_band_of_their_topic(desk: Desk) -> None:
-    desk.pressure.bands.learn("top", TOP_BAND)
+def test_writes_have_the_learned_band_of_their_topic(harness: PressureHarness) -> None:
+    harness.pressure.bands.store("top", TOP_BAND)
     refused = 0
     for _ in range(100):
         for _ in range(20):
-            refused += desk.write("top") is not None
-        desk.tick(50.0 if desk.pressure.governors[0].share < 0.3 else 10.0)
+            refused += harness.write("top") is not None
+        harness.tick(50.0 if harness.pressure.governors[0].share < 0.3 else 10.0)
     assert refused == 0
-    assert desk.pressure.refused_count > 0
+    assert harness.pressure.refused_count > 0
 
 
-def test_a_stream_has_the_highest_band_of_its_topics(pressed: Desk) -> None:
+def test_a_stream_has_the_highest_band_of_its_topics(pressed: PressureHarness) -> None:
     assert not all(pressed.opens("wid_1", "t") for _ in range(100))
     pressed.now += RETRY_MAX_S
     assert pressed.opens("wid_1", "t"), "the promise was not kept"
-    pressed.pressure.bands.learn("top", TOP_BAND)
+    pressed.pressure.bands.store("top", TOP_BAND)
     pressed.run(TICK_S, lag_ms=10.0)
     assert all(pressed.opens("wid_2", "t", "top") for _ in range(100))
 
 
-def test_the_promise_of_a_topic_does_not_admit_a_stream_with_its_name(pressed: Desk) -> None:
+def test_the_promise_of_a_topic_does_not_admit_a_stream_with_its_name(
+    pressed: PressureHarness,
+) -> None:
     failure = pressed.refused("work")
     pressed.now += failure.detail["retry_after_ms"] / 1000
     assert not all(pressed.opens("work", "t") for _ in range(1000))
 
 
-def test_the_start_and_the_end_of_pressure_are_logged_once(desk: Desk, logged: Logged) -> None:
-    desk.run(5.0, lag_ms=50.0)
-    desk.run(3.0)
+def test_the_start_and_the_end_of_pressure_are_logged_once(
+    harness: PressureHarness, logged: Logged
+) -> None:
+    harness.run(5.0, lag_ms=50.0)
+    harness.run(3.0)
     begun, ended = logged
     assert 0 < begun.pop("refused_percent") <= 100
     assert begun == {"event": "writes throttled", "log_level": "warning", "loop_lag_ms": 50}
     assert ended == {
         "event": "write throttling ended",
         "log_level": "info",
-        "refused_count": desk.pressure.refused_count,
+        "refused_count": harness.pressure.refused_count,
     }
 
 
@@ -255,12 +265,12 @@ def test_a_bounded_number_of_bands_other_than_the_default_is_kept(
     bands = Bands()
     for topic in "abc":
         assert bands.of(topic) == NEW_BAND
-        bands.learn(topic, TOP_BAND)
-    bands.learn("c", NEW_BAND)
-    bands.learn("a", 3)
-    bands.learn("d", TOP_BAND)
+        bands.store(topic, TOP_BAND)
+    bands.store("c", NEW_BAND)
+    bands.store("a", 3)
+    bands.store("d", TOP_BAND)
     assert [bands.of(topic) for topic in "abcd"] == [3, TOP_BAND, NEW_BAND, TOP_BAND]
-    bands.learn("e", 0)
+    bands.store("e", 0)
     assert [bands.of(topic) for topic in "abde"] == [3, NEW_BAND, TOP_BAND, 0], "drop the oldest"
 
 
@@ -301,7 +311,7 @@ class Block:
 
 
 async def test_a_refusal_is_sent_after_a_delay_and_frees_its_body_immediately(
-    pressed: Desk, autojump_clock: MockClock
+    pressed: PressureHarness, autojump_clock: MockClock
 ) -> None:
     request: Any = SimpleNamespace(topic="t", shard=0, principal=ANYONE)
     began, refusal = trio.current_time(), None

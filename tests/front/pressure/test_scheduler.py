@@ -12,7 +12,7 @@ from topics.engine.priority import TOP_BAND
 from topics.front.pressure.pressure import ACTIVE_S, LONG_ITERATION_S, RELEASE_MIN, AppendScheduler
 
 
-class Desk:
+class SchedulerHarness:
     """Turns with a clock and an iteration length that tests set."""
 
     def __init__(self) -> None:
@@ -31,82 +31,82 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def harness() -> SchedulerHarness:
+    return SchedulerHarness()
 
 
-def test_without_a_higher_active_band_no_write_is_parked(desk: Desk) -> None:
-    desk.long_pass()
-    assert all(desk.scheduler.may_continue(1) for _ in range(10))
-    assert desk.scheduler.may_continue(0) is False, "band 1 is active now"
-    assert desk.scheduler.may_continue(1)
+def test_without_a_higher_active_band_no_write_is_parked(harness: SchedulerHarness) -> None:
+    harness.long_pass()
+    assert all(harness.scheduler.may_continue(1) for _ in range(10))
+    assert harness.scheduler.may_continue(0) is False, "band 1 is active now"
+    assert harness.scheduler.may_continue(1)
 
 
-def test_a_band_is_active_for_a_while(desk: Desk) -> None:
-    assert desk.scheduler.may_continue(3)
-    desk.lag.pass_started += ACTIVE_S
-    desk.long_pass()
-    assert not desk.scheduler.may_continue(2)
-    desk.lag.pass_started += 0.001
-    desk.long_pass()
-    assert desk.scheduler.may_continue(2)
+def test_a_band_is_active_for_a_while(harness: SchedulerHarness) -> None:
+    assert harness.scheduler.may_continue(3)
+    harness.lag.pass_started += ACTIVE_S
+    harness.long_pass()
+    assert not harness.scheduler.may_continue(2)
+    harness.lag.pass_started += 0.001
+    harness.long_pass()
+    assert harness.scheduler.may_continue(2)
 
 
-def test_the_top_band_is_never_parked(desk: Desk) -> None:
-    desk.long_pass()
-    desk.scheduler.waiting = 1000
-    assert desk.scheduler.may_continue(TOP_BAND)
+def test_the_top_band_is_never_parked(harness: SchedulerHarness) -> None:
+    harness.long_pass()
+    harness.scheduler.waiting = 1000
+    assert harness.scheduler.may_continue(TOP_BAND)
 
 
 async def test_writes_that_arrive_while_others_wait_are_served_after_them(
-    desk: Desk, autojump_clock: MockClock, nursery: trio.Nursery
+    harness: SchedulerHarness, autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    desk.scheduler.may_continue(TOP_BAND)
-    desk.long_pass()
-    desk.append(1, 1)
-    desk.now = desk.lag.pass_started  # a short iteration again
-    desk.append(1, 2)
-    assert (desk.went, desk.scheduler.waiting) == ([], 2)
-    nursery.start_soon(desk.scheduler.run)
+    harness.scheduler.may_continue(TOP_BAND)
+    harness.long_pass()
+    harness.append(1, 1)
+    harness.now = harness.lag.pass_started  # a short iteration again
+    harness.append(1, 2)
+    assert (harness.went, harness.scheduler.waiting) == ([], 2)
+    nursery.start_soon(harness.scheduler.run)
     await wait_all_tasks_blocked()
-    assert desk.went == [(1, 1), (1, 2)]
-    assert desk.scheduler.waiting == 0
+    assert harness.went == [(1, 1), (1, 2)]
+    assert harness.scheduler.waiting == 0
 
 
 async def test_an_error_of_a_parked_write_does_not_affect_others(
-    desk: Desk, autojump_clock: MockClock, nursery: trio.Nursery, logged: Logged
+    harness: SchedulerHarness, autojump_clock: MockClock, nursery: trio.Nursery, logged: Logged
 ) -> None:
-    desk.scheduler.may_continue(TOP_BAND)
-    desk.long_pass()
-    desk.scheduler.park(0, lambda _waited_ms: 1 // 0)
-    desk.append(0, 7)
-    nursery.start_soon(desk.scheduler.run)
+    harness.scheduler.may_continue(TOP_BAND)
+    harness.long_pass()
+    harness.scheduler.park(0, lambda _waited_ms: 1 // 0)
+    harness.append(0, 7)
+    nursery.start_soon(harness.scheduler.run)
     await wait_all_tasks_blocked()
-    assert desk.went == [(0, 7)]
+    assert harness.went == [(0, 7)]
     assert "ZeroDivisionError" in logged[0]["exception"]
 
 
 async def test_short_iterations_release_increasing_numbers_of_writes(
-    desk: Desk, autojump_clock: MockClock, nursery: trio.Nursery
+    harness: SchedulerHarness, autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    desk.scheduler.may_continue(TOP_BAND)
-    desk.long_pass()
+    harness.scheduler.may_continue(TOP_BAND)
+    harness.long_pass()
     for number in range(100):
-        desk.append(1, number)
-    assert desk.scheduler.waiting == 100
-    desk.scheduler._release(RELEASE_MIN)
-    assert len(desk.went) == RELEASE_MIN
-    nursery.start_soon(desk.scheduler.run)
+        harness.append(1, number)
+    assert harness.scheduler.waiting == 100
+    harness.scheduler._release(RELEASE_MIN)
+    assert len(harness.went) == RELEASE_MIN
+    nursery.start_soon(harness.scheduler.run)
     await wait_all_tasks_blocked()
-    assert len(desk.went) == 100
+    assert len(harness.went) == 100
 
 
-def test_the_longest_wait_is_reported(desk: Desk) -> None:
-    assert desk.scheduler.oldest_ms() == 0.0
-    desk.scheduler.may_continue(TOP_BAND)
+def test_the_longest_wait_is_reported(harness: SchedulerHarness) -> None:
+    assert harness.scheduler.oldest_ms() == 0.0
+    harness.scheduler.may_continue(TOP_BAND)
     for band in (3, 1):
-        desk.long_pass()
-        desk.now += 0.001 * (3 - band)
-        desk.append(band)
-    desk.now += 0.01
-    assert desk.scheduler.oldest_ms() == pytest.approx(12.0)
+        harness.long_pass()
+        harness.now += 0.001 * (3 - band)
+        harness.append(band)
+    harness.now += 0.01
+    assert harness.scheduler.oldest_ms() == pytest.approx(12.0)

@@ -15,7 +15,7 @@ from tests.spark.client.stub_server import StubServer
 from tests.spark.live import located
 from tests.support.proxies import certificate
 from topics.client import ConnectionLost
-from topics.client.calls import Tries
+from topics.client.calls import Attempts
 from topics.spark.client.http import RequestError
 from topics.spark.client.servers import Server, Servers
 from topics.spark.interface import DEFAULTS
@@ -220,12 +220,12 @@ def test_a_topic_is_located_on_any_server_and_created_by_its_name(stub: StubServ
 
 def test_the_default_retries_last_almost_ten_minutes() -> None:
     connection = Connection.parse({"servers": URL})
-    tries = Tries(connection.retry())
+    attempts = Attempts(connection.retry())
     nobody = ConnectionLost("refused", was_sent=False)
-    pauses = sum(tries.pause_after(nobody) for _ in range(RETRIES))
+    pauses = sum(attempts.pause_after(nobody) for _ in range(RETRIES))
     assert 8 * 60 < pauses < 11 * 60
     with pytest.raises(ConnectionLost):
-        tries.pause_after(nobody)
+        attempts.pause_after(nobody)
 
 
 @pytest.fixture

@@ -203,8 +203,8 @@ HOW = ("intact", "flipped", "cut", "missing")
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_acknowledged_seq_is_assigned_again_after_any_damage(tmp_path: Path, seed: int) -> None:
-    dice, path = random.Random(seed), tmp_path
-    count = dice.choice([1, 40, 12_000])
+    rng, path = random.Random(seed), tmp_path
+    count = rng.choice([1, 40, 12_000])
     client = busy_log(path, count)
     before = shown(client)
     heads = {name: topic.head_seq for name, topic in client.engine.topics.items()}
@@ -214,15 +214,15 @@ def test_no_acknowledged_seq_is_assigned_again_after_any_damage(tmp_path: Path, 
     data = bytearray(file.read_bytes())
     first = frames(path, FrameKind.APPEND)[0][0]
     last = frames(path, FrameKind.START)[-1][0]  # It states that all earlier frames were synced
-    start = dice.randrange(first, last)
-    stop = min(start + dice.choice([1, 8, 64, 150, 400]), last)
-    data[start:stop] = dice.choice([b"\0", b"?", b"\xff"]) * (stop - start)
+    start = rng.randrange(first, last)
+    stop = min(start + rng.choice([1, 8, 64, 150, 400]), last)
+    data[start:stop] = rng.choice([b"\0", b"?", b"\xff"]) * (stop - start)
     file.write_bytes(data)
     intact = set[int]()
     for (topic_id, first_seq), records in zip(blobs, (count, 3), strict=True):
-        blob, how = path / "blob" / "00" / blob_name(topic_id, first_seq), dice.choice(HOW)
+        blob, how = path / "blob" / "00" / blob_name(topic_id, first_seq), rng.choice(HOW)
         if how == "flipped":
-            flip(blob, dice.randrange(blob.stat().st_size))
+            flip(blob, rng.randrange(blob.stat().st_size))
         elif how == "cut":
             blob.write_bytes(blob.read_bytes()[:-5])
         elif how == "missing":

@@ -79,8 +79,8 @@ def _by_hand() -> Iterator[None]:
 def lost_silently(scene: Scene, after: Seen) -> dict[str, set[int]]:
     found = {}
     for name, records in scene.before.shown.items():
-        shown, told = after.shown.get(name, {}), after.told.get(name, set())
-        lost = {seq for seq in records if seq not in told and shown.get(seq) != records[seq]}
+        shown, reported = after.shown.get(name, {}), after.reported.get(name, set())
+        lost = {seq for seq in records if seq not in reported and shown.get(seq) != records[seq]}
         if lost:
             found[name] = lost
     return found
@@ -203,15 +203,15 @@ def test_a_copy_of_a_running_directory_is_refused_unchanged_or_complete(
     tmp_path: Path, seed: int
 ) -> None:
     """The shard continues to write between the copies of the single files."""
-    dice, client, copied = random.Random(seed), busy(tmp_path / "data"), tmp_path / "copy"
+    rng, client, copied = random.Random(seed), busy(tmp_path / "data"), tmp_path / "copy"
     before, folders = seen(client), sorted(client.path.glob("*/00"))
-    dice.shuffle(folders)
+    rng.shuffle(folders)
     for folder in folders:
         (copied / folder.relative_to(client.path)).mkdir(parents=True)
         for path in sorted(folder.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(path, copied / path.relative_to(client.path))
-            for _ in range(dice.randrange(3)):
+            for _ in range(rng.randrange(3)):
                 fill(client, "a", "b", rounds=4, size=300)
                 client.seal()
     client.kill()

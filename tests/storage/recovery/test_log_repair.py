@@ -50,7 +50,7 @@ def test_a_flipped_bit_loses_only_the_write_that_it_damages(tmp_path: Path, wher
     (kept,) = (tmp_path / "wal" / "00").glob("*.damaged")
     assert kept.read_bytes() == damaged
     after = seen_once(tmp_path)
-    assert after == Seen(without(before, "a", 5, 6), {**before.told, "a": {5, 6}})
+    assert after == Seen(without(before, "a", 5, 6), {**before.reported, "a": {5, 6}})
 
 
 def test_the_lost_last_write_of_a_topic_is_reported_and_its_seqs_are_not_reused(
@@ -137,7 +137,7 @@ def test_a_topic_is_restored_from_its_next_config_frame_and_its_loss_is_reported
     repaired(tmp_path)
     after = seen_once(tmp_path)
     assert [*after.shown["b"]] == [3]
-    assert after.told["b"] == {1, 2}
+    assert after.reported["b"] == {1, 2}
 
 
 def test_a_deleted_topic_stays_deleted_without_its_delete_frame_if_its_name_was_reused(

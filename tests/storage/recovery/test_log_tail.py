@@ -136,10 +136,10 @@ def test_a_flipped_bit_restores_a_prefix_with_all_synced_frames_or_is_reported_a
     content = log_files(small)[0].read_bytes()
     frames = [offset for offset, _ in frames_of(log_files(small)[0])]
     safe = promised(small)
-    dice = random.Random(2)
+    rng = random.Random(2)
     for byte in range(FILE_HEADER_BYTES, max(expected)):
         bad = bytearray(content)
-        bad[byte] ^= 1 << dice.randrange(8)
+        bad[byte] ^= 1 << rng.randrange(8)
         target = changed(small, tmp_path / "flipped", bytes(bad))
         damaged = max(offset for offset in frames if offset <= byte)
         found = seen(target)

@@ -106,7 +106,7 @@ def test_a_damaged_or_missing_blob_loses_only_its_write(tmp_path: Path, is_missi
     assert path.with_name(path.name + ".damaged").exists() != is_missing
     after = seen_once(tmp_path)
     assert after.shown == without(before, "a", *range(2, 11))
-    assert after.told["a"] == {*range(2, 11)}
+    assert after.reported["a"] == {*range(2, 11)}
 
 
 def test_losses_stay_reported_after_the_repaired_log_file_is_sealed_and_removed(
@@ -124,7 +124,7 @@ def test_losses_stay_reported_after_the_repaired_log_file_is_sealed_and_removed(
     repaired(tmp_path)
     client = Sealer(tmp_path, file_bytes=FILE_BYTES)
     after = seen(client)
-    assert (after.told["a"], after.told["c"]) == ({5, 6}, {1, 2})
+    assert (after.reported["a"], after.reported["c"]) == ({5, 6}, {1, 2})
     for _ in range(3):
         fill(client, "other", rounds=20, size=300)
         client.checkpoint()
@@ -133,7 +133,7 @@ def test_losses_stay_reported_after_the_repaired_log_file_is_sealed_and_removed(
         client = Sealer(tmp_path, file_bytes=FILE_BYTES)
         found = seen(client)
         assert all(found.shown[name] == after.shown[name] for name in before.shown)
-        assert all(found.told[name] == after.told[name] for name in before.shown)
+        assert all(found.reported[name] == after.reported[name] for name in before.shown)
     assert not any("00000000.wal" in path.name for path in log_files(tmp_path)), "it is gone"
     client.kill()
 
@@ -177,9 +177,9 @@ def test_a_successful_repair_of_any_damage_reports_every_lost_record(
                 assert not findings(path), what
                 after = seen_once(path)
                 for name, records in scene.before.shown.items():
-                    shown, told = after.shown.get(name, {}), after.told.get(name, set())
+                    shown, reported = after.shown.get(name, {}), after.reported.get(name, set())
                     lost = {seq for seq in records if shown.get(seq) != records[seq]}
-                    assert lost <= told, (what, name, repair.lines)
+                    assert lost <= reported, (what, name, repair.lines)
         shutil.rmtree(path)
         shutil.rmtree(tmp_path / "started")
 
@@ -273,7 +273,7 @@ def test_copies_of_lost_records_are_reported_as_lost_in_each_dest(tmp_path: Path
     lines = repaired(tmp_path)
     assert any('topic "other": seqs 1 to 1 are lost' in line for line in lines), lines
     after = seen_once(tmp_path)
-    assert after.told == {"a": {1}, "dest": {1}, "other": {1}}
+    assert after.reported == {"a": {1}, "dest": {1}, "other": {1}}
     assert after.shown["dest"] == without(before, "dest", 1)["dest"]
     assert after.shown["other"] == without(before, "other", 1)["other"]
     assert not findings(tmp_path)
@@ -297,5 +297,5 @@ def test_a_damaged_forward_frame_is_reported_as_lost_in_each_dest(tmp_path: Path
     for name in ("dest", "other"):
         lost = {seq for seq in before.shown[name] if seq not in after.shown[name]}
         assert lost >= {4, 5, 6}
-        assert lost <= after.told[name]
+        assert lost <= after.reported[name]
     assert not findings(tmp_path)

@@ -188,9 +188,9 @@ def test_the_duration_of_a_sync_is_unknown_after_a_long_silence() -> None:
 
 def test_slow_syncs_cost_the_loop_a_bounded_share_of_its_time_on_any_disk() -> None:
     for share in (0.01, 0.3, 0.9):
-        dice, pace, now, lost_s = random.Random(1), SyncPace(), 0.0, 0.0
+        rng, pace, now, lost_s = random.Random(1), SyncPace(), 0.0, 0.0
         while now < 200.0:
-            took_s = 0.02 if dice.random() < share else FAST_S
+            took_s = 0.02 if rng.random() < share else FAST_S
             by_loop = pace.is_cheap(now)
             now += took_s + FAST_S
             lost_s += took_s if by_loop and took_s > SLOW_S else 0.0

@@ -188,7 +188,7 @@ _OF_SHARDS = (
     Metric("topics_disk_free_bytes", GAUGE,
            "Free bytes on the file system of the data directory.", MAX),
     Metric("topics_inbox_messages", GAUGE, "Messages that wait for the event loop of their shard."),
-    Metric("topics_turns_total", COUNTER, "Iterations of the event loops of the shards."),
+    Metric("topics_iterations_total", COUNTER, "Iterations of the event loops of the shards."),
 )
 # fmt: on
 

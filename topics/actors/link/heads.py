@@ -41,7 +41,7 @@ def depends_only_on_version(topic: Topic, page: Page) -> bool:
     return (
         bool(page.count)
         and page.tombstone is None
-        and not (page.caught_up or topic.capped or topic.is_perishable)
+        and not (page.caught_up or topic.capped or topic.may_expire)
     )
 
 

@@ -35,7 +35,7 @@ REPORTED: Final = LIMITS - 1
 assert max(Limit) < REPORTED
 
 
-class Allowance:
+class LedgerCount:
     """One count of this shard, and the same counts of all shards."""
 
     __slots__ = ("_fence", "_index", "_own", "_rows")
@@ -92,8 +92,8 @@ class ShardLedger:
         rows = [cells.limits for cells in shards]
         self._own = rows[index]
         self._unknown = list(zip(shards, rows, strict=True))
-        self.topics = Allowance(self._own, rows, Limit.TOPICS)
-        self.total_bytes = Allowance(self._own, rows, Limit.TOTAL_BYTES)
+        self.topics = LedgerCount(self._own, rows, Limit.TOPICS)
+        self.total_bytes = LedgerCount(self._own, rows, Limit.TOTAL_BYTES)
 
     def report(self, topics: int, total_bytes: int) -> None:
         """Store the usage found at startup, in place of the usage of the previous process."""

@@ -77,7 +77,7 @@ class LinkTimer:
 
     def __init__(self) -> None:
         self.links: set[Link] = set()
-        self._is_visit_due = False
+        self._is_check_due = False
 
     @classmethod
     def of_this_run(cls) -> LinkTimer:
@@ -90,28 +90,28 @@ class LinkTimer:
             trio.lowlevel.spawn_system_task(guard.run)
             return guard
 
-    def schedule_visit(self) -> None:
-        """Visit the links within `RELEASE_DELAY_S`, because a release was queued or pages are
+    def schedule_check(self) -> None:
+        """Check the links within `RELEASE_DELAY_S`, because a release was queued or pages are
         unused.
 
         The release may have been queued outside of an iteration of the loop.
         """
-        if not self._is_visit_due:
-            self._is_visit_due = True
-            trio.lowlevel.spawn_system_task(self._visit_soon)
+        if not self._is_check_due:
+            self._is_check_due = True
+            trio.lowlevel.spawn_system_task(self._check_later)
 
-    async def _visit_soon(self) -> None:
+    async def _check_later(self) -> None:
         await trio.sleep(RELEASE_DELAY_S)
-        self._is_visit_due = False
-        await self._visit()
+        self._is_check_due = False
+        await self._check_links()
 
     async def run(self) -> None:
-        """Visit every link with each tick."""
+        """Check every link with each tick."""
         while True:
             await wait_tick()
-            await self._visit()
+            await self._check_links()
 
-    async def _visit(self) -> None:
+    async def _check_links(self) -> None:
         """Check all links, and trim their arenas.
 
         Other tasks run between two calls of `ArenaWriter.trim`.
@@ -213,7 +213,7 @@ class Link:
         # The board may name another session already, before `run` has noticed. Nothing may be
         # sent then.
         if not self._open or self._cell[0] != self._session:
-            raise self._peer_gone_error()
+            raise self._peer_closed_error()
         head = encode_head(message_id, subject, payload, len(attachment), flags)
         self.queue.append(head)
         if attachment:
@@ -237,7 +237,7 @@ class Link:
         # The block belongs to an earlier session. Its memory may be in use by the current one.
         if not self.connected or attachment.session != self._session:
             attachment.free()
-            raise self._peer_gone_error()
+            raise self._peer_closed_error()
         self.writer.mark_sent(attachment)
         return ARENA_REF.pack(attachment.offset, attachment.length), ARENA
 
@@ -253,7 +253,7 @@ class Link:
             # Only quiet messages are in the queue, so nothing is due.
             self.is_due = len(self.queue) > self._deferred_count
 
-    def _peer_gone_error(self) -> PeerClosed:
+    def _peer_closed_error(self) -> PeerClosed:
         return PeerClosed(f"link {self} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
@@ -336,7 +336,7 @@ class Link:
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
             if self._timer is not None:
-                self._timer.schedule_visit()
+                self._timer.schedule_check()
 
     # --- the session ---
 
@@ -426,7 +426,7 @@ class Link:
             offset, length = ARENA_REF.unpack(message.attachment)
             if message.flags & RELEASE and self.writer.release(offset):
                 if self._timer is not None and self.writer.has_unused:
-                    self._timer.schedule_visit()
+                    self._timer.schedule_check()
                 return None
             if message.flags & ARENA and (view := self.reader.open(offset, length)) is not None:
                 return Message(

@@ -201,7 +201,7 @@ class LinkSession:
         try:
             payload = encode(Request(cid, call.method, params))
             if self.closed:
-                raise self._peer_gone_error()
+                raise self._peer_closed_error()
         except Exception:
             discard(attachment)
             raise
@@ -226,7 +226,7 @@ class LinkSession:
         """
         if self.closed:
             discard(attachment)
-            raise self._peer_gone_error()
+            raise self._peer_closed_error()
         self.transport.send(subject, payload, attachment)
 
     def release(self, message: Message) -> None:
@@ -239,7 +239,7 @@ class LinkSession:
         if message.flags & ARENA:
             self.transport.release(message)
 
-    def _peer_gone_error(self) -> PeerClosed:
+    def _peer_closed_error(self) -> PeerClosed:
         return PeerClosed(f"the link session with {self.peer_id} is closed")
 
     # Replies

@@ -59,7 +59,7 @@ class Appends(Service):
     def _append(self, request: AppendCall) -> None:
         context, params, space = self._context, request.params, self._space
         # Lost appends may be retried if a backup keeps files that can be deleted.
-        may_wait = space.may_help
+        may_wait = space.may_free_space
         # A backup keeps files on a full disk: wait until they are deleted. Later appends must not
         # overtake the ones that wait.
         if space.is_active or (may_wait and context.wal.lacks_space):

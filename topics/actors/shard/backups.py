@@ -155,8 +155,8 @@ class Backups(Service):
             except (NotReady, OSError) as failure:
                 if self._backup is backup:
                     self._end_backup()
-                told = failure if isinstance(failure, NotReady) else unwritable(failure)
-                answer_error(request, told)
+                refusal = failure if isinstance(failure, NotReady) else unwritable(failure)
+                answer_error(request, refusal)
 
     def _pinned(self, pin: Pin) -> BackupBegun:
         """Return the files that the pinned checkpoint refers to."""

@@ -202,5 +202,5 @@ class Quotas(Service):
 
     def sweep(self) -> None:
         """Remove expired records if bytes are scarce. Call this only within an iteration."""
-        if self._bytes is not None and self._bytes.cap.is_scarce:
+        if self._bytes is not None and self._bytes.cap.is_nearly_full:
             self._expiry.expire_soon()

@@ -110,7 +110,7 @@ class Gauges(Service):
             "topics_idempotency_keys": sums.keys,
             "topics_queue_leases_in_flight": sums.leases,
             "topics_queue_delayed": sums.delayed,
-            "topics_turns_total": self._context.iteration_count,
+            "topics_iterations_total": self._context.iteration_count,
             "topics_wal_frames_total": counted.frames,
             "topics_wal_batches_total": counted.batches,
             "topics_wal_fsyncs_total": counted.fsyncs,

@@ -61,7 +61,7 @@ class Heartbeat(Service):
         for topic in self._context.engine.sweep_keys(self._context.now):
             self._context.note_changed(topic)
         self._check_clock()
-        self._context.store.forget_asked()
+        self._context.store.discard_prefetched()
         logs.report_dropped()
 
     def _check_clock(self) -> None:

@@ -162,7 +162,7 @@ class RecordStore:
             skip = max(seq - topic.index.entry(index)[0], 0)
             self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
 
-    def forget_asked(self) -> None:
+    def discard_prefetched(self) -> None:
         """Discard which pages were prefetched, because the kernel may have evicted them."""
         self._wal.reset_checked()
         self._segments.maps.reset_checked()

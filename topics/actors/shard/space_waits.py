@@ -26,7 +26,7 @@ class SpaceWaits:
         self.is_active = False
 
     @property
-    def may_help(self) -> bool:
+    def may_free_space(self) -> bool:
         """Whether a backup keeps files, or files that it kept are being deleted."""
         return self._sealing.keeps_files
 

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from anyio import sleep
 
 from topics.client.aio.pool import AsyncPool
-from topics.client.calls import ATTEMPT_MIN_S, FOREVER, LOG, Call, Page, Retry, Tries
+from topics.client.calls import ATTEMPT_MIN_S, FOREVER, LOG, Attempts, Call, Page, Retry
 from topics.client.errors import TopicsError
 from topics.client.http import CONNECT_S
 from topics.client.settings import Target
@@ -63,12 +63,12 @@ class AsyncCaller:
         """Send a call, and again while ``retry`` allows it and ``until``, of the monotonic clock,
         is not reached. Raises `TopicsError`.
         """
-        tries = Tries(retry or self.retry, until)
+        attempts = Attempts(retry or self.retry, until)
         while True:
             try:
                 return await self.once(call, until=until)
             except TopicsError as failure:
-                pause_s = tries.pause_after(failure, is_repeatable=call.is_repeatable)
+                pause_s = attempts.pause_after(failure, is_repeatable=call.is_repeatable)
                 self.report_pause(failure, pause_s)
             await sleep(pause_s)
 

@@ -30,7 +30,7 @@ from topics.client.calls import AppendFields, Retry, RouterOptions, TopicConfig
 from topics.client.errors import TopicsError
 from topics.client.http import CONNECT_S
 from topics.client.settings import resolve
-from topics.client.watching import Start, Watching
+from topics.client.watching import Start, WatchState
 
 MAX_UNACKED: int = 8 << 20  # bytes
 
@@ -111,7 +111,7 @@ class AsyncTopics(AsyncStreamer):
         its position. Records of ``node`` are skipped.
         """
         known = {} if cursor is None else cursor.positions
-        return AsyncWatch(self, Watching(topics, node or self.node, known), cursor)
+        return AsyncWatch(self, WatchState(topics, node or self.node, known), cursor)
 
     def cursor(self, name: str) -> AsyncCursor:
         """Return a stored position in topics (`AsyncCursor`)."""

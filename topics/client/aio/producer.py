@@ -21,7 +21,7 @@ import msgspec
 from topics.client import calls
 from topics.client.aio.caller import AsyncCaller
 from topics.client.aio.sender import AsyncSender
-from topics.client.calls import RecordFields, Tries
+from topics.client.calls import Attempts, RecordFields
 from topics.client.chunks import Chunk, Chunker, part_key, run_key
 from topics.client.errors import ConnectionLost, Invalid, TopicsError
 from topics.client.tasks import AsyncSent
@@ -120,13 +120,13 @@ class AsyncProducer(AsyncSender):
         call = calls.append(self._topic, body, key, self._caller.node)
         pending = self._pending.get(first)
         until = 0.0 if pending is None else pending.until
-        tries = Tries(self._caller.retry, until)
+        attempts = Attempts(self._caller.retry, until)
         while True:
             try:
                 once = partial(self._caller.once, call, until=until)
                 receipt = await self._stop.interrupts(once, self._caller.pool.abort)
             except TopicsError as failure:
-                pause_s = tries.pause_after(failure)
+                pause_s = attempts.pause_after(failure)
                 self._caller.report_pause(failure, pause_s)
                 await self._stop.wait(pause_s)
                 continue

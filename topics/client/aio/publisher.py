@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from topics.client import calls
 from topics.client.aio.caller import AsyncCaller
 from topics.client.aio.sender import AsyncSender
-from topics.client.calls import SHUTDOWN_S, RecordFields, Tries
+from topics.client.calls import SHUTDOWN_S, Attempts, RecordFields
 from topics.client.errors import ConnectionLost, TopicsError, command_error, error_of
 from topics.client.http import certificates, headers_of, shut_down
 from topics.client.tasks import AsyncSent, async_alongside, async_connect
@@ -78,13 +78,13 @@ class AsyncPublisher(AsyncSender):
             return self._pending[number].sent
 
     async def _run(self) -> None:
-        tries = Tries(self._caller.retry_streams)
+        attempts = Attempts(self._caller.retry_streams)
         while await self._has_records():
-            failure = await self._connection(tries)
+            failure = await self._connection(attempts)
             if failure is None or not self._pending:
                 continue
             try:
-                pause_s = tries.pause_after(failure)
+                pause_s = attempts.pause_after(failure)
                 self._caller.report_pause(failure, pause_s)
                 await self._stop.wait(pause_s)
                 now = monotonic()
@@ -100,7 +100,7 @@ class AsyncPublisher(AsyncSender):
             await self._changed.wait_until(lambda: bool(self._pending) or self._is_closing)
             return bool(self._pending) and not self._stop.is_set()
 
-    async def _connection(self, tries: Tries) -> TopicsError | None:
+    async def _connection(self, attempts: Attempts) -> TopicsError | None:
         """Send all pending records over one connection. Return why it has ended."""
         target = self._caller.target
         try:
@@ -115,7 +115,7 @@ class AsyncPublisher(AsyncSender):
                 close_timeout=SHUTDOWN_S,
             ) as socket:
                 self._socket, self._failure = socket, None
-                exchange = partial(self._exchange, socket, tries)
+                exchange = partial(self._exchange, socket, attempts)
                 await self._stop.interrupts(exchange, partial(shut_down_socket, socket))
         except InvalidStatus as error:
             answer = error.response
@@ -128,10 +128,10 @@ class AsyncPublisher(AsyncSender):
             self._socket = None
         return self._failure
 
-    async def _exchange(self, socket: Any, tries: Tries) -> None:
+    async def _exchange(self, socket: Any, attempts: Attempts) -> None:
         async with self._changed:
             self._unsent = deque(self._pending)
-        async with async_alongside(partial(self._receive, socket, tries), socket):
+        async with async_alongside(partial(self._receive, socket, attempts), socket):
             while messages := await self._next_messages():
                 for message in messages:
                     await socket.send(message, text=True)
@@ -161,13 +161,13 @@ class AsyncPublisher(AsyncSender):
     def _in_flight(self) -> int:
         return len(self._pending) - len(self._unsent)
 
-    async def _receive(self, socket: Any, tries: Tries) -> None:
+    async def _receive(self, socket: Any, attempts: Attempts) -> None:
         """Handle the replies of one connection until it ends."""
         failure: TopicsError
         try:
             while True:
                 await self._handle(_reply(await socket.recv(decode=False)))
-                tries.succeeded()
+                attempts.succeeded()
         except TopicsError as error:
             failure = error
         except (WebSocketException, OSError, msgspec.MsgspecError) as error:

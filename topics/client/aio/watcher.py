@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from topics.client import calls, values
 from topics.client.aio.caller import AsyncCaller
-from topics.client.calls import LOG, SHUTDOWN_S, Tries
+from topics.client.calls import LOG, SHUTDOWN_S, Attempts
 from topics.client.errors import NotFound, Refused, TopicsError, error_of
 from topics.client.http import http_options, lost, shut_down, stream_timeouts
 from topics.client.tasks import AsyncBackground, AsyncLock, AsyncOpened, AsyncStop, shielded
@@ -22,9 +22,9 @@ from topics.client.watching import (
     EVENT_MAX_BYTES,
     SAVE_INTERVAL_S,
     Position,
+    PositionedEvent,
     Progress,
-    Shown,
-    Watching,
+    WatchState,
     ended,
 )
 
@@ -68,13 +68,13 @@ class AsyncWatch:
     """
 
     def __init__(
-        self, client: AsyncStreamer, watching: Watching, cursor: AsyncCursor | None
+        self, client: AsyncStreamer, watching: WatchState, cursor: AsyncCursor | None
     ) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
-        self._tries, self._stop = Tries(client.retry_streams), AsyncStop()
-        self._shown: Iterator[Shown] = iter(())  # what remains of the stream's last event
+        self._attempts, self._stop = Attempts(client.retry_streams), AsyncStop()
+        self._shown: Iterator[PositionedEvent] = iter(())  # what remains of the stream's last event
         # The event that the loop has handled, once it requests the next one.
-        self._handled: Shown | None = None
+        self._handled: PositionedEvent | None = None
         self._stack: AsyncExitStack | None = None  # resources of the open stream
         self._events: AsyncIterator[httpx2.ServerSentEvent]
         self._response: httpx2.Response | None = None
@@ -151,14 +151,14 @@ class AsyncWatch:
                 self._shown = shown
         except TopicsError as failure:
             await self._disconnect()
-            pause_s = self._tries.pause_after(failure)
+            pause_s = self._attempts.pause_after(failure)
             self._client.report_pause(failure, pause_s)
             await self._stop.wait(pause_s if left_s is None else min(pause_s, left_s))
         except BaseException:  # a cancellation or Ctrl-C: an event may have been read in part
             await self._disconnect()
             raise
 
-    async def _receive(self) -> Iterator[Shown]:
+    async def _receive(self) -> Iterator[PositionedEvent]:
         import httpx2
 
         for topic in self.watching.unknown:
@@ -172,7 +172,7 @@ class AsyncWatch:
         if event is None:
             raise ended()
         shown = self.watching.take(event.event, event.data, event.id)
-        self._tries.succeeded()
+        self._attempts.succeeded()
         return shown
 
     async def _connect(self) -> None:

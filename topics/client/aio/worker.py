@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from topics.client import calls
 from topics.client.aio.caller import AsyncCaller
-from topics.client.calls import LOG, SHUTDOWN_S, Tries
+from topics.client.calls import LOG, SHUTDOWN_S, Attempts
 from topics.client.errors import ConnectionLost, TopicsError
 from topics.client.jobs import EXTEND_DIVISOR, EXTEND_RETRY_S, HeldJob, worker_name
 from topics.client.tasks import AsyncLock, AsyncWorking, shielded
@@ -98,7 +98,7 @@ class AsyncWorker(AsyncWorking):
         super().__init__(f"leases of {queue}")
         self._client, self._queue, self._lease_s = client, queue, lease_s
         self.node, self._drain = node or worker_name(), drain
-        self._claims, self._tries = client.caller(), Tries(client.retry_streams)
+        self._claims, self._attempts = client.caller(), Attempts(client.retry_streams)
         self._held: dict[str, AsyncJob] = {}  # by lease
         self._ready: list[AsyncJob] = []  # claimed, and not handed out yet
         self._lock = threading.Lock()  # of both; never held while a request is sent
@@ -175,11 +175,11 @@ class AsyncWorker(AsyncWorking):
             once = partial(self._claims.once, call)
             jobs = await self._stop.interrupts(once, self._claims.pool.abort)
         except TopicsError as failure:
-            pause_s = self._tries.pause_after(failure)
+            pause_s = self._attempts.pause_after(failure)
             self._client.report_pause(failure, pause_s)
             await self._stop.wait(pause_s)
             return True
-        self._tries.succeeded()
+        self._attempts.succeeded()
         until = monotonic() + self._lease_s
         for record in jobs or ():
             job = AsyncJob(self, record, until)

@@ -31,7 +31,7 @@ from topics.client.sync.producer import Producer
 from topics.client.sync.publisher import Publisher
 from topics.client.sync.watcher import Cursor, Streamer, Watch
 from topics.client.sync.worker import Worker
-from topics.client.watching import Start, Watching
+from topics.client.watching import Start, WatchState
 
 MAX_UNACKED: int = 8 << 20  # bytes
 
@@ -112,7 +112,7 @@ class Topics(Streamer):
         its position. Records of ``node`` are skipped.
         """
         known = {} if cursor is None else cursor.positions
-        return Watch(self, Watching(topics, node or self.node, known), cursor)
+        return Watch(self, WatchState(topics, node or self.node, known), cursor)
 
     def cursor(self, name: str) -> Cursor:
         """Return a stored position in topics (`Cursor`)."""

@@ -22,7 +22,7 @@ import msgspec
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from topics.client import calls
-from topics.client.calls import SHUTDOWN_S, RecordFields, Tries
+from topics.client.calls import SHUTDOWN_S, Attempts, RecordFields
 from topics.client.errors import ConnectionLost, TopicsError, command_error, error_of
 from topics.client.http import certificates, headers_of, shut_down
 from topics.client.sync.caller import Caller
@@ -77,13 +77,13 @@ class Publisher(Sender):
             return self._pending[number].sent
 
     def _run(self) -> None:
-        tries = Tries(self._caller.retry_streams)
+        attempts = Attempts(self._caller.retry_streams)
         while self._has_records():
-            failure = self._connection(tries)
+            failure = self._connection(attempts)
             if failure is None or not self._pending:
                 continue
             try:
-                pause_s = tries.pause_after(failure)
+                pause_s = attempts.pause_after(failure)
                 self._caller.report_pause(failure, pause_s)
                 self._stop.wait(pause_s)
                 now = monotonic()
@@ -99,7 +99,7 @@ class Publisher(Sender):
             self._changed.wait_until(lambda: bool(self._pending) or self._is_closing)
             return bool(self._pending) and not self._stop.is_set()
 
-    def _connection(self, tries: Tries) -> TopicsError | None:
+    def _connection(self, attempts: Attempts) -> TopicsError | None:
         """Send all pending records over one connection. Return why it has ended."""
         target = self._caller.target
         try:
@@ -114,7 +114,7 @@ class Publisher(Sender):
                 close_timeout=SHUTDOWN_S,
             ) as socket:
                 self._socket, self._failure = socket, None
-                exchange = partial(self._exchange, socket, tries)
+                exchange = partial(self._exchange, socket, attempts)
                 self._stop.interrupts(exchange, partial(shut_down_socket, socket))
         except InvalidStatus as error:
             answer = error.response
@@ -127,10 +127,10 @@ class Publisher(Sender):
             self._socket = None
         return self._failure
 
-    def _exchange(self, socket: Any, tries: Tries) -> None:
+    def _exchange(self, socket: Any, attempts: Attempts) -> None:
         with self._changed:
             self._unsent = deque(self._pending)
-        with alongside(partial(self._receive, socket, tries), socket):
+        with alongside(partial(self._receive, socket, attempts), socket):
             while messages := self._next_messages():
                 for message in messages:
                     socket.send(message, text=True)
@@ -160,13 +160,13 @@ class Publisher(Sender):
     def _in_flight(self) -> int:
         return len(self._pending) - len(self._unsent)
 
-    def _receive(self, socket: Any, tries: Tries) -> None:
+    def _receive(self, socket: Any, attempts: Attempts) -> None:
         """Handle the replies of one connection until it ends."""
         failure: TopicsError
         try:
             while True:
                 self._handle(_reply(socket.recv(decode=False)))
-                tries.succeeded()
+                attempts.succeeded()
         except TopicsError as error:
             failure = error
         except (WebSocketException, OSError, msgspec.MsgspecError) as error:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Self
 
 from topics.client import calls, values
-from topics.client.calls import LOG, SHUTDOWN_S, Tries
+from topics.client.calls import LOG, SHUTDOWN_S, Attempts
 from topics.client.errors import NotFound, Refused, TopicsError, error_of
 from topics.client.http import http_options, lost, shut_down, stream_timeouts
 from topics.client.sync.caller import Caller
@@ -23,9 +23,9 @@ from topics.client.watching import (
     EVENT_MAX_BYTES,
     SAVE_INTERVAL_S,
     Position,
+    PositionedEvent,
     Progress,
-    Shown,
-    Watching,
+    WatchState,
     ended,
 )
 
@@ -68,12 +68,12 @@ class Watch:
     it was. It ends after `close`, or when all its topics are deleted.
     """
 
-    def __init__(self, client: Streamer, watching: Watching, cursor: Cursor | None) -> None:
+    def __init__(self, client: Streamer, watching: WatchState, cursor: Cursor | None) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
-        self._tries, self._stop = Tries(client.retry_streams), Stop()
-        self._shown: Iterator[Shown] = iter(())  # what remains of the stream's last event
+        self._attempts, self._stop = Attempts(client.retry_streams), Stop()
+        self._shown: Iterator[PositionedEvent] = iter(())  # what remains of the stream's last event
         # The event that the loop has handled, once it requests the next one.
-        self._handled: Shown | None = None
+        self._handled: PositionedEvent | None = None
         self._stack: ExitStack | None = None  # resources of the open stream
         self._events: Iterator[httpx2.ServerSentEvent]
         self._response: httpx2.Response | None = None
@@ -150,14 +150,14 @@ class Watch:
                 self._shown = shown
         except TopicsError as failure:
             self._disconnect()
-            pause_s = self._tries.pause_after(failure)
+            pause_s = self._attempts.pause_after(failure)
             self._client.report_pause(failure, pause_s)
             self._stop.wait(pause_s if left_s is None else min(pause_s, left_s))
         except BaseException:  # a cancellation or Ctrl-C: an event may have been read in part
             self._disconnect()
             raise
 
-    def _receive(self) -> Iterator[Shown]:
+    def _receive(self) -> Iterator[PositionedEvent]:
         import httpx2
 
         for topic in self.watching.unknown:
@@ -171,7 +171,7 @@ class Watch:
         if event is None:
             raise ended()
         shown = self.watching.take(event.event, event.data, event.id)
-        self._tries.succeeded()
+        self._attempts.succeeded()
         return shown
 
     def _connect(self) -> None:

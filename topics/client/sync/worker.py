@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from topics.client import calls
-from topics.client.calls import LOG, SHUTDOWN_S, Tries
+from topics.client.calls import LOG, SHUTDOWN_S, Attempts
 from topics.client.errors import ConnectionLost, TopicsError
 from topics.client.jobs import EXTEND_DIVISOR, EXTEND_RETRY_S, HeldJob, worker_name
 from topics.client.sync.caller import Caller
@@ -99,7 +99,7 @@ class Worker(Working):
         super().__init__(f"leases of {queue}")
         self._client, self._queue, self._lease_s = client, queue, lease_s
         self.node, self._drain = node or worker_name(), drain
-        self._claims, self._tries = client.caller(), Tries(client.retry_streams)
+        self._claims, self._attempts = client.caller(), Attempts(client.retry_streams)
         self._held: dict[str, Job] = {}  # by lease
         self._ready: list[Job] = []  # claimed, and not handed out yet
         self._lock = threading.Lock()  # of both; never held while a request is sent
@@ -174,11 +174,11 @@ class Worker(Working):
             once = partial(self._claims.once, call)
             jobs = self._stop.interrupts(once, self._claims.pool.abort)
         except TopicsError as failure:
-            pause_s = self._tries.pause_after(failure)
+            pause_s = self._attempts.pause_after(failure)
             self._client.report_pause(failure, pause_s)
             self._stop.wait(pause_s)
             return True
-        self._tries.succeeded()
+        self._attempts.succeeded()
         until = monotonic() + self._lease_s
         for record in jobs or ():
             job = Job(self, record, until)

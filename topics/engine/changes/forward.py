@@ -37,7 +37,7 @@ from topics.formats.disk.copies import (
 )
 from topics.formats.disk.frames import Frame, FrameHeader
 from topics.formats.disk.records import RecordFlags
-from topics.formats.ranges import SeqRange, united
+from topics.formats.ranges import SeqRange, union
 
 _TAGS = int(RecordFlags.TAGS)
 
@@ -304,7 +304,7 @@ def replay_trim(
         return
     known_to = max(topic.head_seq, replay.restored_head(topic))
     if header.first_seq > known_to + 1:  # the seqs between belonged to records in memory
-        topic.losses = united(topic.losses, (SeqRange(known_to + 1, header.first_seq - 1),))
+        topic.losses = union(topic.losses, (SeqRange(known_to + 1, header.first_seq - 1),))
     skip_trimmed(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
     topic.next_seq = topic.head_seq + 1
     topic.last_ts = max(topic.last_ts, header.ts_ms)

@@ -26,7 +26,7 @@ from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import TopicBody, decode_topic, topic_frame
 from topics.formats.disk.frames import Frame, FrameHeader
 from topics.formats.names import covered
-from topics.formats.ranges import united
+from topics.formats.ranges import union
 
 
 class PutPlan(NamedTuple):
@@ -243,7 +243,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
         open_ledger(topic)
         table.add_older(topic)
         # Lost seqs that a LOST frame named before the topic was known.
-        topic.damaged = united((), replay.orphans.pop(topic.id, ()))
+        topic.damaged = union((), replay.orphans.pop(topic.id, ()))
     topic.config = config
     topic.commit_config(config)
     apply_config(topic)
@@ -251,8 +251,8 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
     topic.last_ts = max(topic.last_ts, held.last_ts)
     topic.keys_from_seq = max(topic.keys_from_seq, held.keys_from_seq)
     topic.losses = tuple(held.losses)
-    topic.damaged = united(topic.damaged, held.damaged)
-    topic.trimmed = united(topic.trimmed, held.trimmed)
+    topic.damaged = union(topic.damaged, held.damaged)
+    topic.trimmed = union(topic.trimmed, held.trimmed)
     topic.head_seq = max(topic.head_seq, held.head_seq)
     topic.next_seq = topic.head_seq + 1
     replay.raise_floors(topic, held.floors, held.start_seq)

@@ -25,7 +25,7 @@ from topics.engine.topic_table import TopicTable
 from topics.formats.buffers import Buffer
 from topics.formats.disk.frame_bodies import TS_AHEAD_MS, decode_losses
 from topics.formats.disk.frames import Frame, FrameHeader
-from topics.formats.ranges import SeqRange, united
+from topics.formats.ranges import SeqRange, union
 
 
 def decide(
@@ -155,7 +155,7 @@ def settle_uncertain_head(replay: Replay, topic: Topic) -> bool:
 
 def _mark_end_damaged(topic: Topic, lost: SeqRange) -> None:
     """Mark the seqs as damaged, and raise the head above them. Repeating this has no effect."""
-    topic.damaged = united(topic.damaged, (lost,))
+    topic.damaged = union(topic.damaged, (lost,))
     topic.head_seq = max(topic.head_seq, lost.last)
     topic.next_seq = topic.head_seq + 1
     begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, lost.last + 1))

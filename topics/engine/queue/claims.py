@@ -191,7 +191,7 @@ def _take_new(topic: Topic, jobs: Jobs, store: Store, count: int, taken: list[in
         if due is None and stop < enough:
             # Without a due job the order is that of the seqs, so the index alone shows which jobs
             # follow.
-            stop = fresh.over_whole_entries(stop, enough)
+            stop = fresh.extend_over_live_entries(stop, enough)
         stop = min(stop, enough)
         if due is not None:
             # Deliver only the fresh jobs that precede the due job. This is at least the first one.
@@ -244,7 +244,7 @@ class _FreshRuns:
             jobs.steps_left -= 1
         return None
 
-    def over_whole_entries(self, stop: int, enough: int) -> int:
+    def extend_over_live_entries(self, stop: int, enough: int) -> int:
         """Extend a run that ends at ``stop`` over the following entries whose records are all live.
 
         Return its new end. No entry beyond ``enough`` is examined.

@@ -50,7 +50,7 @@ def claim(
         # If the response does not reach the client, the shard releases the leases immediately.
         if reply.result.seqs:
             leases = calls.UnclaimedParams(topic, *reply.result)
-            answer.on_unsent = partial(_give_back, shards, shard, leases)
+            answer.on_unsent = partial(_release_undelivered, shards, shard, leases)
         return answer
 
     call, params = context.drain.waiting(request, then), calls.TopicParams(topic, at)
@@ -58,7 +58,7 @@ def claim(
     return call
 
 
-def _give_back(shards: Shards, shard: int, leases: calls.UnclaimedParams) -> None:
+def _release_undelivered(shards: Shards, shard: int, leases: calls.UnclaimedParams) -> None:
     """Release leases whose response did not reach the client."""
     shards.notify(shard, calls.UNCLAIMED, leases)
 

@@ -183,7 +183,7 @@ class AppendGroups:
         topic = group.request.topic
         # The band travels with the reply, so that the front knows the priority of the topic.
         if self._bands.known.get(topic, NEW_BAND) != band:
-            self._bands.learn(topic, band)
+            self._bands.store(topic, band)
         if outcome == FAILED:
             reply.release()
             then(failures_of(reply.result)[0])
@@ -209,7 +209,7 @@ class AppendGroups:
         reply.release()
         assert result.lengths is not None, "a group has several requests"
         # The last outcome has the newest band of the topic.
-        self._bands.learn(topic, band_in(result.outcomes[-1]))
+        self._bands.store(topic, band_in(result.outcomes[-1]))
         failures = iter(failures_of(result) if result.failures else ())
         answers: list[Answer | TopicsError] = []
         end = 0

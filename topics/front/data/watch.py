@@ -114,7 +114,7 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
         event = error_event(status_of(failure), failure.message)
         return Answer(200, event + RETRY, media_type=EVENT_STREAM)
     context.pressure.check_stream(principal.digest, f"watch/{min(names)}", [*names], None)
-    live.check_room(principal)
+    live.check_limits(principal)
     let_go = live.hold_slot(principal)
     id = CursorsId(cursors)
 

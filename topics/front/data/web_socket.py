@@ -50,7 +50,7 @@ def open_socket(
     assert request.head is not None, "a request for a stream keeps its head"
     headers = upgrade(request.head)
     # The slot is held until the stream acquires its own.
-    context.live.check_room(request.principal)
+    context.live.check_limits(request.principal)
     context.pressure.check_stream(request.principal.digest, "ws", [], None)
     let_go = context.live.hold_slot(request.principal)
 

@@ -169,7 +169,7 @@ class Streams:
         async with self._heavy_count:
             pass
 
-    def check_room(self, principal: Principal, leaving: Stream | None = None) -> None:
+    def check_limits(self, principal: Principal, leaving: Stream | None = None) -> None:
         """Check the limits for one more stream.
 
         The caller must call `hold_slot` before its task waits for anything. ``leaving`` is a stream
@@ -178,7 +178,7 @@ class Streams:
         self.slots.streams.check(principal, leaving=0 if leaving is None or leaving.ended else 1)
 
     def hold_slot(self, principal: Principal) -> Callable[[], None]:
-        """Acquire the slot that `check_room` has found free, and return a function that releases
+        """Acquire the slot that `check_limits` has found free, and return a function that releases
         it.
 
         The slot is held while a slow client receives the head of its stream. Call the returned

@@ -106,7 +106,7 @@ class Watches:
             raise Unauthorized("the session belongs to another key")
         if not accepts_events(accept):
             raise NotAcceptable("the response is text/event-stream")
-        self.live.check_room(principal, leaving=session.stream)
+        self.live.check_limits(principal, leaving=session.stream)
         if session.stream is None:
             # Restart the idle time, because a slow client may receive the head of its stream late.
             self._note_idle(session)
@@ -145,7 +145,7 @@ class Watches:
         """
         for session in [*self._sessions.values()]:
             if self.live.keys.refusal(session.principal) is not None:
-                self._forget(session)
+                self._remove(session)
 
     def _note_idle(self, session: WatchSession) -> None:
         """Mark a session as idle, as the last one in the order of removal."""
@@ -157,9 +157,9 @@ class Watches:
         """Remove sessions that no stream has used for `SESSION_TTL_S`."""
         before = time.monotonic() - SESSION_TTL_S
         while self._idle and (session := next(iter(self._idle.values()))).ended_at < before:
-            self._forget(session)
+            self._remove(session)
 
-    def _forget(self, session: WatchSession) -> None:
+    def _remove(self, session: WatchSession) -> None:
         """Remove a session, and release its slot."""
         del self._sessions[session.wid]
         self._idle.pop(session.wid, None)

@@ -241,7 +241,7 @@ class Publishes:
         The attachment contains the concatenated JSON objects of the acks.
         """
         bodies, result = bytes(answer.body), answer.result
-        self._live.pressure.bands.learn(batch.topic, band_in(result.outcomes[-1]))
+        self._live.pressure.bands.store(batch.topic, band_in(result.outcomes[-1]))
         answer.release()
         failures = iter(failures_of(result) if result.failures else ())
         end = 0

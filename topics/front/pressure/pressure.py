@@ -85,7 +85,7 @@ class Bands:
         """Return the topic's band according to the last report."""
         return self.known.get(topic, NEW_BAND)
 
-    def learn(self, topic: str, band: int) -> None:
+    def store(self, topic: str, band: int) -> None:
         """Store the band that a shard has reported for the topic."""
         if self.known.get(topic, NEW_BAND) != band:
             self.known.pop(topic, None)

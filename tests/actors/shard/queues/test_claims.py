@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.queue_desk import QueueDesk, seqs_of
+from tests.support.queue_harness import QueueHarness, seqs_of
 from topics.formats.api.limits import CLAIM_BYTES_MAX
 from topics.storage.wal.log_file import NoSpace
 
@@ -22,13 +22,13 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 @pytest.mark.slow
 async def test_a_claim_response_contains_at_most_about_32_mib_of_jobs(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     """No time passes, because appends would wait for the log to reserve later timestamps."""
     workers.queue()
     for _ in range(400):
         workers.append("q", "x" * (1 << 17))
-    workers.told()
+    workers.received()
     claim = workers.claim(max=1000)
     ((cid, seqs),) = workers.claimed()
     assert cid == claim
@@ -39,11 +39,11 @@ async def test_a_claim_response_contains_at_most_about_32_mib_of_jobs(
 
 
 async def test_a_waiting_claim_ends_without_jobs_after_its_wait_time(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue()
     claim = workers.claim(wait_ms=1000)
-    workers.turn()
+    workers.run_iteration()
     await trio.sleep(0.999)
     assert workers.claimed() == []
     await trio.sleep(0.002)
@@ -54,12 +54,12 @@ async def test_a_waiting_claim_ends_without_jobs_after_its_wait_time(
     assert workers.claimed() == []
 
 
-async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> None:
+async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueHarness) -> None:
     workers.queue()
     claim = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     delete = workers.delete("q")
-    workers.turn()
+    workers.run_iteration()
     workers.failed(FULL)
     workers.failed(FULL)
     assert workers.answers() == [(delete, "not_ready")]
@@ -67,12 +67,12 @@ async def test_a_delete_that_the_log_lost_ends_no_wait(workers: QueueDesk) -> No
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueDesk) -> None:
+async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueHarness) -> None:
     put = workers.put("q", type="queue", durability="ephemeral")
     claim = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.failed(FULL)
-    workers.turn()
+    workers.run_iteration()
     assert workers.answers() == [(put, "not_ready"), (claim, "topic_not_found")]
     assert len(workers.services.job_dispatch) == 0
 
@@ -80,91 +80,93 @@ async def test_waits_end_if_the_creation_of_their_queue_is_lost(workers: QueueDe
 # Leases whose response was not delivered
 
 
-async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(workers: QueueDesk) -> None:
+async def test_a_claim_that_is_cancelled_while_it_waits_leases_no_job(
+    workers: QueueHarness,
+) -> None:
     workers.queue()
     claim, other = workers.claim(wait_ms=30_000), workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.cancel(claim)
-    workers.told()
+    workers.received()
     workers.jobs(1)
     assert workers.claimed() == [(other, [1])]
 
 
 @pytest.mark.parametrize("wait_ms", [0, 30_000])
 async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
-    workers: QueueDesk, wait_ms: int
+    workers: QueueHarness, wait_ms: int
 ) -> None:
     workers.queue()
     if not wait_ms:
         workers.jobs(2)
     workers.claim(wait_ms=wait_ms, max=2)
-    workers.turn()
+    workers.run_iteration()
     if wait_ms:
         workers.jobs(2)
-        workers.turn()
-    workers.unclaimed(workers.told()[-1])
+        workers.run_iteration()
+    workers.unclaimed(workers.received()[-1])
     workers.claim(max=2)
-    workers.turn()
+    workers.run_iteration()
     answer = workers.answer()
     assert seqs_of(answer) == [1, 2]
     assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], "they reached nobody"
 
 
 async def test_only_unchanged_leases_are_taken_back(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(lease_ms=500)
     workers.claim(wait_ms=30_000, max=3)
-    workers.turn()
+    workers.run_iteration()
     workers.append_raw("q", b'{"records":[{"data":1},{"data":2},{"data":3}]}')
-    workers.turn()
-    told = workers.told()[-1]
+    workers.run_iteration()
+    reply = workers.received()[-1]
     workers.ack(1)
     workers.nack(2)
     again = workers.claim(lease_ms=86_400_000)
     assert workers.claimed() == [(again, [2])]
-    workers.unclaimed(told)
+    workers.unclaimed(reply)
     next_one = workers.claim(max=3)
     assert workers.claimed() == [(next_one, [3])]
 
 
 @pytest.mark.parametrize("config", [{}, {"type": "queue"}, None])
 async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
-    workers: QueueDesk, config: dict[str, str] | None
+    workers: QueueHarness, config: dict[str, str] | None
 ) -> None:
     workers.queue(jobs=1)
     workers.claim()
-    workers.turn()
-    told = workers.told()[-1]
+    workers.run_iteration()
+    reply = workers.received()[-1]
     workers.delete("q")
-    workers.turn()
+    workers.run_iteration()
     workers.synced()
     if config is not None:
         workers.make("q", durability="ephemeral", **config)
-    workers.told()
-    workers.unclaimed(told)
+    workers.received()
+    workers.unclaimed(reply)
     workers.state()
     assert workers.answer()["status"] == ("topic_not_found" if config is None else 200)
 
 
-async def test_durable_leases_are_taken_back_durably(workers: QueueDesk) -> None:
+async def test_durable_leases_are_taken_back_durably(workers: QueueHarness) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
     workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
-    told = workers.told()[-1]
+    reply = workers.received()[-1]
     tried = len(workers.log.groups)
-    workers.unclaimed(told)
-    workers.turn()
+    workers.unclaimed(reply)
+    workers.run_iteration()
     assert len(workers.log.groups) == tried + 1
 
 
-async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: QueueDesk) -> None:
+async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: QueueHarness) -> None:
     workers.queue()
     workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.close_session()
     assert len(workers.services.job_dispatch) == 0
     claim = workers.claim(wait_ms=30_000)
@@ -175,12 +177,14 @@ async def test_waiting_claims_of_a_disconnected_front_are_dropped(workers: Queue
 # Durable leases
 
 
-async def test_durable_leases_are_returned_when_the_log_has_synced_them(workers: QueueDesk) -> None:
+async def test_durable_leases_are_returned_when_the_log_has_synced_them(
+    workers: QueueHarness,
+) -> None:
     workers.queue(durability="fsync", leases_durable=True)
     workers.append("q", 1)
     workers.synced()
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     assert (claim, [1]) not in workers.claimed()
     workers.synced()
@@ -188,17 +192,17 @@ async def test_durable_leases_are_returned_when_the_log_has_synced_them(workers:
 
 
 async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
     workers.answers()
     claim, waiting = workers.claim(), workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     tried = len(workers.log.groups)
     workers.failed(FULL)
-    workers.turn()
+    workers.run_iteration()
     assert workers.answers() == [(claim, "not_ready")]
     assert len(workers.log.groups) == tried, "the next one is not tried at once"
     await trio.sleep(1.1)
@@ -207,31 +211,31 @@ async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
 
 
 async def test_a_claim_that_is_cancelled_during_its_log_write_releases_its_jobs(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
-    workers.told()
+    workers.received()
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.cancel(claim)
     other = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
-    (told,) = [told for told in workers.told() if told["status"] == 200]
-    assert (told["cid"], seqs_of(told), told["claimed"][0]["deliveries"]) == (other, [1], 1)
+    (reply,) = [reply for reply in workers.received() if reply["status"] == 200]
+    assert (reply["cid"], seqs_of(reply), reply["claimed"][0]["deliveries"]) == (other, [1], 1)
 
 
 async def test_a_claim_whose_wait_ends_during_its_log_write_still_receives_its_jobs(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     claim = workers.claim(wait_ms=1000)
-    workers.turn()
+    workers.run_iteration()
     workers.append("q", 1)
     workers.written()
-    workers.turn()
+    workers.run_iteration()
     await trio.sleep(2)
     assert workers.claimed() == []
     workers.written()
@@ -240,7 +244,7 @@ async def test_a_claim_whose_wait_ends_during_its_log_write_still_receives_its_j
 
 @pytest.mark.parametrize("is_durable", [False, True])
 async def test_only_durable_leases_are_rejected_while_the_log_is_short_of_space(
-    workers: QueueDesk, is_durable: bool
+    workers: QueueHarness, is_durable: bool
 ) -> None:
     workers.queue(durability="disk", leases_durable=is_durable)
     workers.append("q", 1)
@@ -248,40 +252,40 @@ async def test_only_durable_leases_are_rejected_while_the_log_is_short_of_space(
     workers.answers()
     workers.log.lacks_space = True
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     assert workers.answers() == [(claim, "not_ready" if is_durable else 200)]
 
 
 async def test_a_shard_that_cannot_write_rejects_claims_and_ends_waits(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue()
     waiting = workers.claim(wait_ms=30_000)
-    workers.turn()
+    workers.run_iteration()
     workers.append("q", 1)
     workers.put("other")
     workers.failed(BROKEN)
-    workers.turn()
+    workers.run_iteration()
     claim = workers.claim()
-    told = dict(workers.answers())
-    assert (told[waiting], told[claim]) == ("not_ready", "not_ready")
+    statuses = dict(workers.answers())
+    assert (statuses[waiting], statuses[claim]) == ("not_ready", "not_ready")
 
 
 async def test_a_claim_of_a_held_queue_is_served_when_the_queue_is_released(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=1)
     workers.loop.context.held.hold("q")
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     await wait_all_tasks_blocked()
-    assert workers.told() == []
+    assert workers.received() == []
     workers.loop.context.release_topic("q")
     assert workers.claimed() == [(claim, [1])]
 
 
 async def test_a_cancelled_claim_of_a_held_queue_leases_no_job(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue()
     workers.loop.context.held.hold("q")

@@ -25,7 +25,7 @@ from tests.support.moves import (
     wake,
     with_fake_peers,
 )
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.context import clock
 from topics.actors.shard.queues import dead_letters, mover
 from topics.actors.shard.queues.dead_letters import RETRY_MAX_S, RETRY_MIN_S
@@ -50,42 +50,46 @@ def moved(topic: Topic) -> int:
     return jobs_of(topic).dead_lettered
 
 
-def kinds(desk: Desk) -> list[FrameKind]:
-    return [FrameKind(frame.kind) for _, frame in sorted(desk.log.frames.items())]
+def kinds(harness: ShardHarness) -> list[FrameKind]:
+    return [FrameKind(frame.kind) for _, frame in sorted(harness.log.frames.items())]
 
 
-async def move(desk: Desk, queue: Topic) -> None:
+async def move(harness: ShardHarness, queue: Topic) -> None:
     """Exhaust the jobs of a queue and let the shard and the log run."""
-    exhaust(desk, queue)
-    wake(desk, queue)
-    await run_log(desk)
+    exhaust(harness, queue)
+    wake(harness, queue)
+    await run_log(harness)
 
 
-async def dying(desk: Desk, *datas: Any, **config: Any) -> tuple[FakePeers, Topic]:
+async def dying(harness: ShardHarness, *datas: Any, **config: Any) -> tuple[FakePeers, Topic]:
     """Return a queue whose exhausted jobs are being moved to a peer."""
-    peers, queue = with_fake_peers(desk), make_queue(desk, "q", *datas, **config)
-    await move(desk, queue)
+    peers, queue = with_fake_peers(harness), make_queue(harness, "q", *datas, **config)
+    await move(harness, queue)
     return peers, queue
 
 
 # Contents of a copy
 
 
-async def test_exhausted_jobs_are_moved_to_a_topic_that_is_created_for_them(desk: Desk) -> None:
-    queue = make_queue(desk, "q", "x", "y", max_deliveries=2)
-    await move(desk, queue)
-    assert [record["data"] for record in records(desk, "dead")] == ["x", "y"]
-    assert (desk.seqs("q"), moved(queue)) == ([], 2)
+async def test_exhausted_jobs_are_moved_to_a_topic_that_is_created_for_them(
+    harness: ShardHarness,
+) -> None:
+    queue = make_queue(harness, "q", "x", "y", max_deliveries=2)
+    await move(harness, queue)
+    assert [record["data"] for record in records(harness, "dead")] == ["x", "y"]
+    assert (harness.seqs("q"), moved(queue)) == ([], 2)
     assert jobs_of(queue).counters(queue.count) == (0, 0, 2, 0)
 
 
-async def test_a_copy_keeps_tag_data_and_meta_and_names_its_source(desk: Desk) -> None:
-    queue = make_queue(desk, "q")
-    desk.append("q", records=[{"data": {"n": 1}, "tag": "t", "meta": {"trace": "z"}}, {"data": 2}])
-    desk.synced()
-    desk.answers()
-    await move(desk, queue)
-    first, second = records(desk, "dead")
+async def test_a_copy_keeps_tag_data_and_meta_and_names_its_source(harness: ShardHarness) -> None:
+    queue = make_queue(harness, "q")
+    harness.append(
+        "q", records=[{"data": {"n": 1}, "tag": "t", "meta": {"trace": "z"}}, {"data": 2}]
+    )
+    harness.synced()
+    harness.answers()
+    await move(harness, queue)
+    first, second = records(harness, "dead")
     stamp = {"$dead_letter_from": "q", "$dead_letter_deliveries": 1}
     assert (first["data"], first["$tag"]) == ({"n": 1}, "t")
     assert first["meta"] == {"trace": "z", **stamp, "$dead_letter_src_seq": 1}
@@ -94,9 +98,9 @@ async def test_a_copy_keeps_tag_data_and_meta_and_names_its_source(desk: Desk) -
 
 @pytest.mark.parametrize(("auto_create", "create"), [(True, None), (False, False)])
 async def test_each_copy_is_a_keyed_append_to_the_shard_of_the_dead_letter_topic(
-    desk: Desk, auto_create: bool, create: bool | None
+    harness: ShardHarness, auto_create: bool, create: bool | None
 ) -> None:
-    peers, queue = await dying(desk, "x", "y", dead_letter="dead7", auto_create=auto_create)
+    peers, queue = await dying(harness, "x", "y", dead_letter="dead7", auto_create=auto_create)
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic, asked.params.prefixes) == (7, "dead7", None)
     assert [request["idempotency_key"] for request in asked.requests] == [
@@ -105,15 +109,15 @@ async def test_each_copy_is_a_keyed_append_to_the_shard_of_the_dead_letter_topic
     assert [request["create"] for request in asked.requests] == [create, create]
 
 
-async def test_a_copy_may_exceed_the_limits_of_clients(desk: Desk) -> None:
+async def test_a_copy_may_exceed_the_limits_of_clients(harness: ShardHarness) -> None:
     """Its stamp makes it longer."""
     meta = {f"k{number}": "x" * 240 for number in range(64)}
-    queue = make_queue(desk, "q")
-    desk.append("q", records=[{"data": "y" * (900 << 10), "meta": meta}])
-    desk.synced()
-    desk.answers()
-    await move(desk, queue)
-    (record,) = records(desk, "dead")
+    queue = make_queue(harness, "q")
+    harness.append("q", records=[{"data": "y" * (900 << 10), "meta": meta}])
+    harness.synced()
+    harness.answers()
+    await move(harness, queue)
+    (record,) = records(harness, "dead")
     assert record["meta"].items() >= meta.items()
 
 
@@ -121,84 +125,86 @@ async def test_a_copy_may_exceed_the_limits_of_clients(desk: Desk) -> None:
 
 
 async def test_a_move_is_logged_first_then_the_copy_is_appended_then_the_job_deleted(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    before = len(kinds(desk))
-    wake(desk, queue)
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
+    before = len(kinds(harness))
+    wake(harness, queue)
     await wait_all_tasks_blocked()
-    assert kinds(desk)[before:] == [FrameKind.LEASE]
+    assert kinds(harness)[before:] == [FrameKind.LEASE]
     assert not peers.asked
-    desk.log.write()
-    desk.advance()
+    harness.log.write()
+    harness.advance()
     await wait_all_tasks_blocked()
     assert not peers.asked, "the frame is not synced yet"
-    await run_log(desk)
-    assert kinds(desk)[before:] == [FrameKind.LEASE], "the copy is not there yet"
-    assert (desk.seqs("q"), dead_and_failing(queue)) == ([1], ([], [1]))
+    await run_log(harness)
+    assert kinds(harness)[before:] == [FrameKind.LEASE], "the copy is not there yet"
+    assert (harness.seqs("q"), dead_and_failing(queue)) == ([1], ([], [1]))
     (asked,) = peers.take()
     asked.answer()
     assert moved(queue) == 0, "the delete is not written yet"
-    await run_log(desk)
-    assert kinds(desk)[before:] == [FrameKind.LEASE, FrameKind.DELETE]
-    assert (desk.seqs("q"), moved(queue)) == ([], 1)
+    await run_log(harness)
+    assert kinds(harness)[before:] == [FrameKind.LEASE, FrameKind.DELETE]
+    assert (harness.seqs("q"), moved(queue)) == ([], 1)
 
 
-async def test_a_move_of_an_ephemeral_queue_writes_no_frame(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x", durability="ephemeral")
-    before = len(kinds(desk))
-    await move(desk, queue)
+async def test_a_move_of_an_ephemeral_queue_writes_no_frame(harness: ShardHarness) -> None:
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x", durability="ephemeral")
+    before = len(kinds(harness))
+    await move(harness, queue)
     (asked,) = peers.take()
     asked.answer()
-    await run_log(desk)
-    assert (moved(queue), len(kinds(desk))) == (1, before)
+    await run_log(harness)
+    assert (moved(queue), len(kinds(harness))) == (1, before)
 
 
 async def test_batches_are_moved_one_after_another(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 2)
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", *range(5))
-    exhaust(desk, queue)
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", *range(5))
+    exhaust(harness, queue)
     sizes = []
     for _ in range(3):
-        wake(desk, queue)
-        wake(desk, queue)
-        await run_log(desk)
+        wake(harness, queue)
+        wake(harness, queue)
+        await run_log(harness)
         (asked,) = peers.take()
         sizes.append(len(asked.requests))
         asked.answer()
-        await run_log(desk)
+        await run_log(harness)
     assert (sizes, moved(queue), peers.asked) == ([2, 2, 1], 5, [])
 
 
-async def test_a_batch_is_limited_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_is_limited_in_bytes(
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dead_letters, "COPIES_BYTES", 150)
-    peers, _ = await dying(desk, "x" * 60, "y" * 60, "z" * 60)
+    peers, _ = await dying(harness, "x" * 60, "y" * 60, "z" * 60)
     assert [len(asked.requests) for asked in peers.take()] == [2]
 
 
 async def test_a_shard_that_does_not_reply_stops_only_the_moves_to_its_topics(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
-    peers = with_fake_peers(desk)
+    peers = with_fake_peers(harness)
     targets = {"a": "dead1", "b": "dead1", "c": "dead2"}
-    queues = {name: make_queue(desk, name, "x", dead_letter=to) for name, to in targets.items()}
+    queues = {name: make_queue(harness, name, "x", dead_letter=to) for name, to in targets.items()}
     for queue in queues.values():
-        await move(desk, queue)
+        await move(harness, queue)
     first, other = peers.take()
     assert (first.shard, other.shard) == (1, 2)
     first.answer()
-    await run_log(desk)
+    await run_log(harness)
     (next_one,) = peers.take()
     assert next_one.shard == 1
     next_one.answer()
-    await run_log(desk)
+    await run_log(harness)
     assert [moved(queue) for queue in queues.values()] == [1, 1, 0]
 
 
@@ -222,60 +228,60 @@ def be_away(asked: Any) -> None:
     [(refuse_by_name, ([1], [])), (refuse_as_full, ([1], [])), (be_away, ([], [1]))],
 )
 async def test_a_rejected_job_stays_and_is_retried_after_a_pause(
-    desk: Desk,
+    harness: ShardHarness,
     autojump_clock: MockClock,
     refuse: Callable[[Any], None],
     stays: tuple[list[int], list[int]],
 ) -> None:
-    peers, queue = await dying(desk, "x")
+    peers, queue = await dying(harness, "x")
     with capture_logs() as logged:
         for wait_s in (RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S):
             (asked,) = peers.take()
             refuse(asked)
             await wait_all_tasks_blocked()
-            assert (dead_and_failing(queue), desk.seqs("q")) == (stays, [1])
-            wake(desk, queue)
+            assert (dead_and_failing(queue), harness.seqs("q")) == (stays, [1])
+            wake(harness, queue)
             await trio.sleep(wait_s - 0.01)
-            await run_log(desk)
+            await run_log(harness)
             assert not peers.asked, "not before its time"
             await trio.sleep(0.02)
-            await run_log(desk)
+            await run_log(harness)
     assert [line["event"] for line in logged] == ["dead letters not moved"], "it is said once"
     (asked,) = peers.take()
     asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     assert moved(queue) == 1
 
 
 async def test_a_batch_with_an_unknown_outcome_is_retried_first_and_separately(
-    desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys of other copies would evict its keys from the target."""
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 3)
     monkeypatch.setattr(dead_letters, "MOVES_MAX", 1)
-    peers = with_fake_peers(desk)
-    queue, other = make_queue(desk, "q", *range(6)), make_queue(desk, "other", "x")
+    peers = with_fake_peers(harness)
+    queue, other = make_queue(harness, "q", *range(6)), make_queue(harness, "other", "x")
     for topic in (queue, other):
-        await move(desk, topic)
+        await move(harness, topic)
     (asked,) = peers.take()
     asked.answer(None, FULL, NotReady("away"))
-    await run_log(desk)
+    await run_log(harness)
     assert dead_and_failing(queue) == ([4, 5, 6, 2], [3])
-    frames = len(kinds(desk))
+    frames = len(kinds(harness))
     for _ in range(2):
         await trio.sleep(RETRY_MAX_S + 0.01)
-        await run_log(desk)
+        await run_log(harness)
         (asked,) = peers.take()
         assert keys_of(asked) == [copy_key("dead_letter", "q", queue.epoch, 3)]
         asked.fail(NotReady("away"))
-    assert len(kinds(desk)) == frames, "the log knows of them"
+    assert len(kinds(harness)) == frames, "the log knows of them"
     await trio.sleep(RETRY_MAX_S + 0.01)
-    await run_log(desk)
+    await run_log(harness)
     (asked,) = peers.take()
     asked.answer()
     found = []
     for _ in range(3):
-        await run_log(desk)
+        await run_log(harness)
         for asked in peers.take():
             found += [key.rstrip(".").rpartition(":")[2] for key in keys_of(asked)]
             asked.answer()
@@ -288,37 +294,37 @@ def keys_of(asked: Any) -> list[str]:
 
 @pytest.mark.parametrize("config", [{"ttl_ms": 10**9}, {"dead_letter": "dead2"}])
 async def test_a_batch_with_an_unknown_outcome_is_retried_unless_its_rule_changes(
-    desk: Desk, autojump_clock: MockClock, config: dict[str, Any]
+    harness: ShardHarness, autojump_clock: MockClock, config: dict[str, Any]
 ) -> None:
-    peers, queue = await dying(desk, "x", dead_letter="dead1")
+    peers, queue = await dying(harness, "x", dead_letter="dead1")
     peers.take()[0].fail(NotReady("away"))
-    desk.put("q", **config)
-    await run_log(desk)
+    harness.put("q", **config)
+    await run_log(harness)
     assert dead_and_failing(queue) == ([], [] if "dead_letter" in config else [1])
-    assert not claim(desk, queue)
-    wake(desk, queue)
+    assert not claim(harness, queue)
+    wake(harness, queue)
     await trio.sleep(RETRY_MIN_S + 0.01)
-    await run_log(desk)
+    await run_log(harness)
     assert [asked.shard for asked in peers.take()] == [2 if "dead_letter" in config else 1]
 
 
 async def test_a_backup_waits_until_the_outcome_of_a_batch_is_known(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
     """The attempt that determines the outcome does not wait for the backup."""
-    peers, queue = await dying(desk, "x", "y")
-    moves, held = desk.loop.context.moves, list[bool]()
+    peers, queue = await dying(harness, "x", "y")
+    moves, held = harness.loop.context.moves, list[bool]()
     peers.take()[0].answer(None, NotReady("away"))
-    await run_log(desk)
+    await run_log(harness)
     assert dead_and_failing(queue) == ([], [2])
     moves.hold(lambda: held.append(True))
-    await run_log(desk)
+    await run_log(harness)
     assert not held
     await trio.sleep(RETRY_MAX_S + 0.01)
-    await run_log(desk)
+    await run_log(harness)
     (asked,) = peers.take()
     asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     assert (held, queue.count, moves._in_flight) == ([True], 0, 0)
 
 
@@ -331,11 +337,11 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     outcome: str,
 ) -> None:
     """The backup waits from the start on. The first attempt cannot read the records."""
-    desk = Desk(tmp_path, nursery)
-    peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    lease_jobs.begin_dead_lettering(queue, 1, desk.loop.context.clock()).uncount_pending()
+    harness = ShardHarness(tmp_path, nursery)
+    peers, moves, held = with_fake_peers(harness), harness.loop.context.moves, list[bool]()
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
+    lease_jobs.begin_dead_lettering(queue, 1, harness.loop.context.clock()).uncount_pending()
     assert dead_and_failing(queue) == ([], [1])
 
     def unreadable(*_: object) -> NoReturn:
@@ -343,106 +349,108 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
 
     with monkeypatch.context() as patch:
         patch.setattr(claims, "dead", unreadable)
-        await desk.loop.services.dead_letters.run()
+        await harness.loop.services.dead_letters.run()
         await wait_all_tasks_blocked()
     moves.hold(lambda: held.append(True))
-    await run_log(desk)
+    await run_log(harness)
     assert (held, peers.take()) == ([], [])
     await trio.sleep(RETRY_MAX_S + 0.01)
-    await run_log(desk)
+    await run_log(harness)
     (asked,) = peers.take()
     if outcome == "deleted":
-        desk.delete("q")
+        harness.delete("q")
     elif outcome == "another rule":
-        desk.put("q", dead_letter=None)
-    await run_log(desk)
+        harness.put("q", dead_letter=None)
+    await run_log(harness)
     asked.answer(*[FULL] * (outcome != "appended"))
-    await run_log(desk)
+    await run_log(harness)
     assert (held, moves._in_flight) == ([True], 0)
     moves.release()
 
 
-async def test_the_pause_between_attempts_is_bounded(desk: Desk, autojump_clock: MockClock) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    wake(desk, queue)
+async def test_the_pause_between_attempts_is_bounded(
+    harness: ShardHarness, autojump_clock: MockClock
+) -> None:
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
+    wake(harness, queue)
     for _ in range(9):
-        await run_log(desk)
+        await run_log(harness)
         (asked,) = peers.take()
         asked.answer(FULL)
         await trio.sleep(RETRY_MAX_S + 0.01)
-    await run_log(desk)
+    await run_log(harness)
     assert len(peers.asked) == 1
 
 
 async def test_the_jobs_of_a_batch_that_fit_are_moved_and_the_others_stay(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    desk.make("dead", cap_records=2, discard="reject")
-    queue = make_queue(desk, "q", *range(4))
-    await move(desk, queue)
-    assert (datas(desk, "dead"), desk.seqs("q"), moved(queue)) == ([0, 1], [3, 4], 2)
-    desk.put("dead", cap_records=9)
-    await run_log(desk)
-    desk.answers()
+    harness.make("dead", cap_records=2, discard="reject")
+    queue = make_queue(harness, "q", *range(4))
+    await move(harness, queue)
+    assert (datas(harness, "dead"), harness.seqs("q"), moved(queue)) == ([0, 1], [3, 4], 2)
+    harness.put("dead", cap_records=9)
+    await run_log(harness)
+    harness.answers()
     await trio.sleep(RETRY_MIN_S + 0.01)
-    await run_log(desk)
-    assert (datas(desk, "dead"), desk.seqs("q"), moved(queue)) == ([0, 1, 2, 3], [], 4)
+    await run_log(harness)
+    assert (datas(harness, "dead"), harness.seqs("q"), moved(queue)) == ([0, 1, 2, 3], [], 4)
 
 
 async def test_a_missing_dead_letter_topic_is_not_created_if_the_queue_forbids_it(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    queue = make_queue(desk, "q", "x", auto_create=False)
-    await move(desk, queue)
-    assert "dead" not in desk.engine.topics
+    queue = make_queue(harness, "q", "x", auto_create=False)
+    await move(harness, queue)
+    assert "dead" not in harness.engine.topics
     assert dead_and_failing(queue) == ([1], [])
-    desk.make("dead", durability="ephemeral")
+    harness.make("dead", durability="ephemeral")
     await trio.sleep(RETRY_MIN_S + 0.01)
-    await run_log(desk)
-    assert (datas(desk, "dead"), moved(queue)) == (["x"], 1)
+    await run_log(harness)
+    assert (datas(harness, "dead"), moved(queue)) == (["x"], 1)
 
 
 async def test_a_log_failure_before_the_copy_puts_the_jobs_back(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    desk.failed(OSError(5, "broken"))
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
+    wake(harness, queue)
+    harness.failed(OSError(5, "broken"))
     assert dead_and_failing(queue) == ([1], [])
     await trio.sleep(3 * RETRY_MAX_S)
     assert not peers.asked, "the shard cannot write any more"
 
 
 async def test_a_log_failure_after_the_copy_keeps_the_batch(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    peers, queue = await dying(desk, "x")
+    peers, queue = await dying(harness, "x")
     (asked,) = peers.take()
     asked.answer()
-    desk.failed(OSError(5, "broken"))
-    assert (dead_and_failing(queue), moved(queue), desk.seqs("q")) == (([], [1]), 0, [1])
+    harness.failed(OSError(5, "broken"))
+    assert (dead_and_failing(queue), moved(queue), harness.seqs("q")) == (([], [1]), 0, [1])
     await trio.sleep(3 * RETRY_MAX_S)
 
 
 async def test_records_that_are_temporarily_unreadable_are_retried(
-    desk: Desk, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
 
     def dead(*_: object) -> Any:
         raise OSError(24, "too many open files")
 
     with monkeypatch.context() as patched:
         patched.setattr(claims, "dead", dead)
-        wake(desk, queue)
+        wake(harness, queue)
     await trio.sleep(RETRY_MIN_S + 0.01)
-    await run_log(desk)
+    await run_log(harness)
     assert len(peers.asked) == 1
 
 
@@ -450,114 +458,116 @@ async def test_records_that_are_temporarily_unreadable_are_retried(
 
 
 async def test_a_changed_config_makes_dead_jobs_claimable(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    peers, told = with_fake_peers(desk), list[Topic]()
-    desk.loop.services.dead_letters._note_claimable = told.append
-    queue = make_queue(desk, "q", "x")
-    await move(desk, queue)
+    peers, notified = with_fake_peers(harness), list[Topic]()
+    harness.loop.services.dead_letters._note_claimable = notified.append
+    queue = make_queue(harness, "q", "x")
+    await move(harness, queue)
     (asked,) = peers.take()
     asked.answer(FULL)
-    desk.put("q", dead_letter=None)
-    await run_log(desk)
-    assert (dead_and_failing(queue), told) == (([], []), [queue])
-    assert claim(desk, queue) == [1]
+    harness.put("q", dead_letter=None)
+    await run_log(harness)
+    assert (dead_and_failing(queue), notified) == (([], []), [queue])
+    assert claim(harness, queue) == [1]
     await trio.sleep(2 * RETRY_MAX_S)
-    await run_log(desk)
+    await run_log(harness)
     assert not peers.asked
 
 
 async def test_a_config_changed_during_a_move_applies_when_the_jobs_are_rejected(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    peers, told = with_fake_peers(desk), list[Topic]()
-    desk.loop.services.dead_letters._note_claimable = told.append
-    queue = make_queue(desk, "q", "x", "y")
-    await move(desk, queue)
-    desk.put("q", max_deliveries=2)
-    await run_log(desk)
+    peers, notified = with_fake_peers(harness), list[Topic]()
+    harness.loop.services.dead_letters._note_claimable = notified.append
+    queue = make_queue(harness, "q", "x", "y")
+    await move(harness, queue)
+    harness.put("q", max_deliveries=2)
+    await run_log(harness)
     (asked,) = peers.take()
     asked.answer(FULL, None)
-    await run_log(desk)
-    assert (dead_and_failing(queue), moved(queue), told[-1:]) == (([], []), 1, [queue])
-    assert claim(desk, queue) == [1]
+    await run_log(harness)
+    assert (dead_and_failing(queue), moved(queue), notified[-1:]) == (([], []), 1, [queue])
+    assert claim(harness, queue) == [1]
 
 
-async def test_jobs_deleted_during_a_move_are_neither_copied_nor_counted(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", *range(3))
-    exhaust(desk, queue)
-    wake(desk, queue)
-    cut_to(queue, 2, desk.engine.store)  # As their age would
-    await run_log(desk)
+async def test_jobs_deleted_during_a_move_are_neither_copied_nor_counted(
+    harness: ShardHarness,
+) -> None:
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", *range(3))
+    exhaust(harness, queue)
+    wake(harness, queue)
+    cut_to(queue, 2, harness.engine.store)  # As their age would
+    await run_log(harness)
     (asked,) = peers.take()
     assert [request["records"][0]["data"] for request in asked.requests] == [1, 2]
-    desk.delete_records("q", before_seq=3)
-    await run_log(desk)
+    harness.delete_records("q", before_seq=3)
+    await run_log(harness)
     asked.answer()
-    await run_log(desk)
-    assert (moved(queue), desk.engine.topic("q").count) == (1, 0)
+    await run_log(harness)
+    assert (moved(queue), harness.engine.topic("q").count) == (1, 0)
 
 
 @pytest.mark.parametrize("when", ["before the copy", "before the delete", "while it waits"])
 async def test_a_queue_deleted_during_a_move_is_not_changed(
-    desk: Desk, autojump_clock: MockClock, when: str
+    harness: ShardHarness, autojump_clock: MockClock, when: str
 ) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    wake(desk, queue)
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
+    wake(harness, queue)
     if when == "before the copy":
-        desk.delete("q")
-        await run_log(desk)
+        harness.delete("q")
+        await run_log(harness)
     else:
-        await run_log(desk)
+        await run_log(harness)
         (asked,) = peers.take()
         if when == "while it waits":
             asked.answer(FULL)
-        desk.delete("q")
-        await run_log(desk)
+        harness.delete("q")
+        await run_log(harness)
         if when == "before the delete":
             asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     await trio.sleep(2 * RETRY_MAX_S)
-    await run_log(desk)
+    await run_log(harness)
     assert not peers.asked
-    again = make_queue(desk, "q", "y")
-    exhaust(desk, again)
-    wake(desk, again)
-    await run_log(desk)
+    again = make_queue(harness, "q", "y")
+    exhaust(harness, again)
+    wake(harness, again)
+    await run_log(harness)
     (asked,) = peers.take()
     assert asked.requests[0]["idempotency_key"] == copy_key("dead_letter", "q", again.epoch, 1)
     assert again.epoch != queue.epoch
 
 
 async def test_no_frame_of_a_queue_follows_its_delete(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A delete that the log has rejected is retried at the end of an iteration."""
-    peers, retries = with_fake_peers(desk), desk.loop.services.retries
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    wake(desk, queue)
-    monkeypatch.setattr(retries, "on_due", lambda: desk.delete("q"))
+    peers, retries = with_fake_peers(harness), harness.loop.services.retries
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
+    wake(harness, queue)
+    monkeypatch.setattr(retries, "on_due", lambda: harness.delete("q"))
     retries.is_due = True
-    await run_log(desk)
-    assert kinds(desk)[-1] is FrameKind.TOPIC_DELETED
+    await run_log(harness)
+    assert kinds(harness)[-1] is FrameKind.TOPIC_DELETED
     assert not peers.asked
 
 
-async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
-    peers, context = with_fake_peers(desk), desk.loop.context
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
+async def test_a_held_topic_is_not_changed(harness: ShardHarness) -> None:
+    peers, context = with_fake_peers(harness), harness.loop.context
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
     context.held.hold("q")
-    frames = len(kinds(desk))
-    wake(desk, queue)
-    await run_log(desk)
-    assert (len(kinds(desk)), peers.asked) == (frames, [])
+    frames = len(kinds(harness))
+    wake(harness, queue)
+    await run_log(harness)
+    assert (len(kinds(harness)), peers.asked) == (frames, [])
     context.release_topic("q")
-    await run_log(desk)
+    await run_log(harness)
     assert len(peers.asked) == 1
 
 
@@ -567,26 +577,28 @@ async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
 async def test_moves_that_a_restart_has_found_continue_at_the_start(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    desk = Desk(tmp_path, nursery)
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x")
-    make_queue(desk, "idle", "y")
-    exhaust(desk, queue)
-    await desk.loop.services.dead_letters.run()
-    await run_log(desk)
+    harness = ShardHarness(tmp_path, nursery)
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x")
+    make_queue(harness, "idle", "y")
+    exhaust(harness, queue)
+    await harness.loop.services.dead_letters.run()
+    await run_log(harness)
     assert [asked.params.topic for asked in peers.take()] == ["dead"]
 
 
-async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(desk: Desk) -> None:
+async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(
+    harness: ShardHarness,
+) -> None:
     """A restart may find such jobs from an earlier config."""
-    queue = make_queue(desk, "q", "x")
-    exhaust(desk, queue)
-    desk.put("q", dead_letter=None)
-    wake(desk, queue)
+    queue = make_queue(harness, "q", "x")
+    exhaust(harness, queue)
+    harness.put("q", dead_letter=None)
+    wake(harness, queue)
     await wait_all_tasks_blocked()
     assert dead_and_failing(queue) == ([], [])
-    assert claim(desk, queue) == [1]
-    await run_log(desk)
+    assert claim(harness, queue) == [1]
+    await run_log(harness)
 
 
 @pytest.mark.parametrize("cut", ["_append", "_delete"])
@@ -647,12 +659,12 @@ async def test_a_crash_during_a_move_neither_loses_nor_doubles_a_job(
 
 
 async def test_a_stopping_shard_begins_no_further_batch(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 1)
-    peers, queue = await dying(desk, "x", "y")
-    desk.loop.context.is_stopping = True
+    peers, queue = await dying(harness, "x", "y")
+    harness.loop.context.is_stopping = True
     (asked,) = peers.take()
     asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     assert (moved(queue), peers.asked) == (1, [])

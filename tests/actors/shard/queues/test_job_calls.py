@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support.queue_desk import QueueDesk
+from tests.support.queue_harness import QueueHarness
 from topics.formats.disk.frames import FrameKind
 from topics.storage.wal.log_file import NoSpace
 
@@ -16,7 +16,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.fixture
-def held(workers: QueueDesk) -> QueueDesk:
+def held(workers: QueueHarness) -> QueueHarness:
     """Three jobs, of which ``w`` holds the first two."""
     workers.queue(jobs=3)
     workers.claim(max=2)
@@ -24,14 +24,14 @@ def held(workers: QueueDesk) -> QueueDesk:
     return workers
 
 
-def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
+def claim_of_disk(workers: QueueHarness, **config: object) -> list[str]:
     """Lease both jobs of a queue in the log and return their lease ids."""
     workers.queue(**{"durability": "disk", **config})  # type: ignore[arg-type]
     workers.append("q", 1, 2)
     workers.synced()
-    workers.told()
+    workers.received()
     workers.claim(max=2)
-    workers.turn()
+    workers.run_iteration()
     workers.synced()
     return [job["lease_id"] for job in workers.answer()["claimed"]]
 
@@ -41,14 +41,14 @@ def claim_of_disk(workers: QueueDesk, **config: object) -> list[str]:
 
 @pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
 async def test_an_ack_gets_its_reply_when_it_is_as_durable_as_its_class(
-    workers: QueueDesk, durability: str, commit: str
+    workers: QueueHarness, durability: str, commit: str
 ) -> None:
     claim_of_disk(workers, durability=durability)
     workers.ack(1)
-    workers.turn()
+    workers.run_iteration()
     if durability == "fsync":
         workers.written()
-    assert workers.told() == []
+    assert workers.received() == []
     getattr(workers, commit)()
     answer = workers.answer()
     assert (answer["acked"], answer["ready"], answer["in_flight"]) == (1, 0, 1)
@@ -57,23 +57,23 @@ async def test_an_ack_gets_its_reply_when_it_is_as_durable_as_its_class(
 
 
 async def test_the_acks_of_an_iteration_share_one_frame_and_get_separate_replies(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     claim_of_disk(workers)
     before = len(workers.log.frames)
     acks = [workers.ack(2), workers.ack(3, 1), workers.ack(2), workers.ack(1, node="other")]
     gone = workers.ack(1, topic="nowhere")
-    workers.turn()
+    workers.run_iteration()
     assert [frame.kind for frame in [*workers.log.frames.values()][before:]] == [FrameKind.DELETE]
     assert workers.answers() == [(gone, "topic_not_found")]
     workers.written()
-    told = {each["cid"]: (each["acked"], each["skipped"]) for each in workers.told()}
-    assert told == dict(zip(acks, [(1, []), (1, [3]), (0, [2]), (0, [1])], strict=True))
+    results = {each["cid"]: (each["acked"], each["skipped"]) for each in workers.received()}
+    assert results == dict(zip(acks, [(1, []), (1, [3]), (0, [2]), (0, [1])], strict=True))
     assert workers.seqs("q") == []
 
 
 async def test_acks_that_the_log_lost_together_are_rejected_and_their_jobs_stay_leased(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     claim_of_disk(workers)
     acks = [workers.ack(1), workers.ack(2)]
@@ -83,16 +83,16 @@ async def test_acks_that_the_log_lost_together_are_rejected_and_their_jobs_stay_
     assert workers.answer()["queue"]["in_flight"] == 2
 
 
-async def test_acks_are_decided_before_later_calls(workers: QueueDesk) -> None:
+async def test_acks_are_decided_before_later_calls(workers: QueueHarness) -> None:
     claim_of_disk(workers)
     ack, nack = workers.ack(1), workers.nack(1, 2)
-    workers.turn()
-    assert [(told["cid"], told["nacked"]) for told in workers.told()] == [(nack, 1)]
+    workers.run_iteration()
+    assert [(reply["cid"], reply["nacked"]) for reply in workers.received()] == [(nack, 1)]
     workers.written()
-    assert [(told["cid"], told["acked"]) for told in workers.told()] == [(ack, 1)]
+    assert [(reply["cid"], reply["acked"]) for reply in workers.received()] == [(ack, 1)]
 
 
-async def test_a_pending_ack_counts_as_in_flight(workers: QueueDesk) -> None:
+async def test_a_pending_ack_counts_as_in_flight(workers: QueueHarness) -> None:
     claim_of_disk(workers)
     workers.ack(1)
     workers.state()
@@ -105,7 +105,7 @@ async def test_a_pending_ack_counts_as_in_flight(workers: QueueDesk) -> None:
 
 
 async def test_an_ack_that_found_no_space_together_with_an_append_is_retried_alone(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     claim_of_disk(workers)
     ack, lost = workers.ack(1), workers.append("q", "lost")
@@ -122,26 +122,28 @@ async def test_an_ack_that_found_no_space_together_with_an_append_is_retried_alo
 
 @pytest.mark.parametrize("call", ["nack", "extend"])
 async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_frame(
-    workers: QueueDesk, call: str
+    workers: QueueHarness, call: str
 ) -> None:
     claim_of_disk(workers, leases_durable=True)
     number = getattr(workers, call)(1, lease_ms=1000)
-    workers.turn()
-    assert workers.told() == []
+    workers.run_iteration()
+    assert workers.received() == []
     workers.written()
-    assert [told["cid"] for told in workers.told()] == [number]
+    assert [reply["cid"] for reply in workers.received()] == [number]
     again = getattr(workers, call)(2, lease_ms=1000)
     workers.failed(FULL)
-    assert [(told["cid"], told["status"]) for told in workers.told()] == [(again, "not_ready")]
+    assert [(reply["cid"], reply["status"]) for reply in workers.received()] == [
+        (again, "not_ready")
+    ]
 
 
 @pytest.mark.parametrize("call", ["ack", "nack", "extend"])
 async def test_a_held_queue_is_not_changed_before_it_is_released(
-    held: QueueDesk, call: str
+    held: QueueHarness, call: str
 ) -> None:
     held.loop.context.held.hold("q")
     number = getattr(held, call)(1, lease_ms=1000)
-    assert held.told() == []
+    assert held.received() == []
     held.loop.context.release_topic("q")
     assert held.answers() == [(number, 200)]
 

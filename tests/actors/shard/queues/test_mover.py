@@ -10,7 +10,7 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.moves import FakePeers, datas, run_log, with_fake_peers
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.queues import mover
 from topics.actors.shard.queues.mover import MoveResult
 from topics.engine.changes import finish_jobs
@@ -27,130 +27,141 @@ class Move:
     """A move of records of the topic ``q`` in a separate task, and its result."""
 
     def __init__(
-        self, desk: Desk, seqs: Sequence[int], *, to: str = "a", create: bool | None = None
+        self,
+        harness: ShardHarness,
+        seqs: Sequence[int],
+        *,
+        to: str = "a",
+        create: bool | None = None,
     ) -> None:
-        self.desk, self.target, self.result = desk, to, MoveResult((), {})
+        self.harness, self.target, self.result = harness, to, MoveResult((), {})
         self.is_over = False
-        self.topic = topic = desk.engine.topic("q")
+        self.topic = topic = harness.engine.topic("q")
         self.copies = [
             mover.render_copy("redrive", topic, seq, RecordParts(b"", b"%d" % seq, b""), create)
             for seq in seqs
         ]
-        desk.loop.context.start(self.run)
+        harness.loop.context.start(self.run)
 
     async def run(self) -> None:
-        context, remove = self.desk.loop.context, finish_jobs.remove
+        context, remove = self.harness.loop.context, finish_jobs.remove
         self.result = await mover.move(context, self.topic, self.target, self.copies, remove)
         self.is_over = True
 
     async def outcome(self) -> tuple[list[int], dict[int, type[TopicsError]]]:
         """Let the shard run. Return the moved seqs and the classes of the errors."""
-        await run_log(self.desk)
+        await run_log(self.harness)
         assert self.is_over
         failures = self.result.failures
         return [*self.result.seqs], {seq: type(failures[seq]) for seq in failures}
 
 
-def source(desk: Desk, count: int = 3) -> None:
-    desk.make("q")
-    desk.append("q", *range(1, count + 1))
-    desk.synced()
-    desk.answers()
+def source(harness: ShardHarness, count: int = 3) -> None:
+    harness.make("q")
+    harness.append("q", *range(1, count + 1))
+    harness.synced()
+    harness.answers()
 
 
-async def moving(desk: Desk, *seqs: int, to: str = "a") -> tuple[Move, FakePeers]:
+async def moving(harness: ShardHarness, *seqs: int, to: str = "a") -> tuple[Move, FakePeers]:
     """Start a move whose copies are in flight to a peer."""
-    source(desk)
-    peers = with_fake_peers(desk)
-    move = Move(desk, seqs, to=to)
-    await run_log(desk)
+    source(harness)
+    peers = with_fake_peers(harness)
+    move = Move(harness, seqs, to=to)
+    await run_log(harness)
     return move, peers
 
 
-async def test_records_are_appended_first_and_deleted_second(desk: Desk) -> None:
-    move, peers = await moving(desk, 1, 3, to="a7")
-    frames = len(desk.log.frames)
+async def test_records_are_appended_first_and_deleted_second(harness: ShardHarness) -> None:
+    move, peers = await moving(harness, 1, 3, to="a7")
+    frames = len(harness.log.frames)
     (asked,) = peers.take()
     assert (asked.shard, asked.params.topic, asked.params.with_seqs) == (7, "a7", False)
-    epoch = desk.engine.topic("q").epoch
+    epoch = harness.engine.topic("q").epoch
     assert [request["idempotency_key"] for request in asked.requests] == [
         copy_key("redrive", "q", epoch, seq) for seq in (1, 3)
     ]
     asked.answer()
     await wait_all_tasks_blocked()
-    assert [frame.kind for frame in [*desk.log.frames.values()][frames:]] == [FrameKind.DELETE]
+    assert [frame.kind for frame in [*harness.log.frames.values()][frames:]] == [FrameKind.DELETE]
     assert not move.is_over, "the delete is not written yet"
     assert await move.outcome() == ([1, 3], {})
-    assert desk.seqs("q") == [2]
+    assert harness.seqs("q") == [2]
 
 
-async def test_each_copy_is_appended_or_rejected_individually(desk: Desk) -> None:
-    source(desk)
-    desk.make("a", cap_records=2, discard="reject")
-    assert await Move(desk, [1, 2, 3]).outcome() == ([1, 2], {3: TopicFull})
-    assert (datas(desk, "a"), desk.seqs("q")) == ([1, 2], [3])
+async def test_each_copy_is_appended_or_rejected_individually(harness: ShardHarness) -> None:
+    source(harness)
+    harness.make("a", cap_records=2, discard="reject")
+    assert await Move(harness, [1, 2, 3]).outcome() == ([1, 2], {3: TopicFull})
+    assert (datas(harness, "a"), harness.seqs("q")) == ([1, 2], [3])
 
 
 async def refuse(*_: object) -> OSError:
     return OSError(5, "broken")
 
 
-async def test_a_copy_that_the_target_already_contains_is_not_appended_again(desk: Desk) -> None:
+async def test_a_copy_that_the_target_already_contains_is_not_appended_again(
+    harness: ShardHarness,
+) -> None:
     """A crash or a failure of the log prevented the delete. The idempotency key identifies the
     copy.
     """
-    source(desk)
-    move = Move(desk, [2])
+    source(harness)
+    move = Move(harness, [2])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(mover, "_delete", refuse)
         assert await move.outcome() == ([], {2: NotReady})
-    assert await Move(desk, [2]).outcome() == ([2], {})
-    assert (datas(desk, "a"), desk.seqs("q")) == ([2], [1, 3])
+    assert await Move(harness, [2]).outcome() == ([2], {})
+    assert (datas(harness, "a"), harness.seqs("q")) == ([2], [1, 3])
 
 
-async def test_a_target_is_created_only_if_the_copy_allows_it(desk: Desk) -> None:
-    source(desk)
-    assert await Move(desk, [1], create=False).outcome() == ([], {1: TopicNotFound})
-    assert await Move(desk, [1]).outcome() == ([1], {})
+async def test_a_target_is_created_only_if_the_copy_allows_it(harness: ShardHarness) -> None:
+    source(harness)
+    assert await Move(harness, [1], create=False).outcome() == ([], {1: TopicNotFound})
+    assert await Move(harness, [1]).outcome() == ([1], {})
 
 
-async def test_without_a_reply_all_records_stay(desk: Desk) -> None:
-    move, peers = await moving(desk, 1, 2)
+async def test_without_a_reply_all_records_stay(harness: ShardHarness) -> None:
+    move, peers = await moving(harness, 1, 2)
     peers.take()[0].fail(AWAY)
     assert await move.outcome() == ([], {1: NotReady, 2: NotReady})
-    assert desk.seqs("q") == [1, 2, 3]
+    assert harness.seqs("q") == [1, 2, 3]
 
 
 @pytest.mark.parametrize("is_broken_before", [False, True])
-async def test_records_that_the_log_cannot_delete_stay(desk: Desk, is_broken_before: bool) -> None:
+async def test_records_that_the_log_cannot_delete_stay(
+    harness: ShardHarness, is_broken_before: bool
+) -> None:
     """The target may contain copies of them, as after a missing reply."""
-    move, peers = await moving(desk, 1, 2)
+    move, peers = await moving(harness, 1, 2)
     if is_broken_before:
-        desk.failed(OSError(5, "broken"))
+        harness.failed(OSError(5, "broken"))
     peers.take()[0].answer(FULL, None)
     await wait_all_tasks_blocked()
     if not is_broken_before:
-        desk.failed(OSError(5, "broken"))
+        harness.failed(OSError(5, "broken"))
     assert await move.outcome() == ([], {1: TopicFull, 2: NotReady})
 
 
-async def test_a_held_topic_is_not_changed(desk: Desk) -> None:
-    move, peers = await moving(desk, 1)
-    context = desk.loop.context
+async def test_a_held_topic_is_not_changed(harness: ShardHarness) -> None:
+    move, peers = await moving(harness, 1)
+    context = harness.loop.context
     context.held.hold("q")
     peers.take()[0].answer()
-    await run_log(desk)
-    assert (desk.seqs("q"), move.is_over) == ([1, 2, 3], False)
+    await run_log(harness)
+    assert (harness.seqs("q"), move.is_over) == ([1, 2, 3], False)
     context.release_topic("q")
     assert await move.outcome() == ([1], {})
-    assert desk.seqs("q") == [2, 3]
+    assert harness.seqs("q") == [2, 3]
 
 
-async def test_nothing_is_deleted_from_a_topic_that_is_deleted_during_the_move(desk: Desk) -> None:
-    move, peers = await moving(desk, 1)
-    desk.delete("q")
-    await run_log(desk)
-    frames = len(desk.log.frames)
+async def test_nothing_is_deleted_from_a_topic_that_is_deleted_during_the_move(
+    harness: ShardHarness,
+) -> None:
+    move, peers = await moving(harness, 1)
+    harness.delete("q")
+    await run_log(harness)
+    frames = len(harness.log.frames)
     peers.take()[0].answer()
     assert await move.outcome() == ([1], {})
-    assert len(desk.log.frames) == frames
+    assert len(harness.log.frames) == frames

@@ -20,7 +20,7 @@ from tests.support.moves import (
     run_log,
     with_fake_peers,
 )
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.context import clock
 from topics.actors.shard.queues import mover
 from topics.actors.shard.queues import redrive as redrives
@@ -35,24 +35,24 @@ from topics.errors import NotReady, TopicFull, TopicNotFound, TopicsError
 FROM = "$dead_letter_from"
 
 
-def letters(desk: Desk, *sources: str | None, topic: str = "dead") -> Topic:
+def letters(harness: ShardHarness, *sources: str | None, topic: str = "dead") -> Topic:
     """Fill a topic with dead letters. The data of each is its number."""
-    if topic not in desk.engine.topics:
-        desk.make(topic)
+    if topic not in harness.engine.topics:
+        harness.make(topic)
     records = [
         {"data": number} if source is None else {"data": number, "meta": {FROM: source}}
         for number, source in enumerate(sources, 1)
     ]
-    desk.append(topic, records=records)
-    desk.synced()
-    desk.answers()
-    return desk.engine.topic(topic)
+    harness.append(topic, records=records)
+    harness.synced()
+    harness.answers()
+    return harness.engine.topic(topic)
 
 
-async def answer(desk: Desk) -> dict[str, Any]:
+async def answer(harness: ShardHarness) -> dict[str, Any]:
     """Return the reply to the pending redrive without its performance object."""
-    await run_log(desk)
-    ((_, body),) = desk.bodies()
+    await run_log(harness)
+    ((_, body),) = harness.bodies()
     body.pop("performance", None)
     body.pop("status", None)
     return body
@@ -65,31 +65,31 @@ def counts(body: dict[str, Any]) -> tuple[Any, ...]:
 # Contents of a moved record
 
 
-async def test_dead_letters_are_moved_to_the_topics_that_they_name(desk: Desk) -> None:
+async def test_dead_letters_are_moved_to_the_topics_that_they_name(harness: ShardHarness) -> None:
     for name in ("a", "b"):
-        make_queue(desk, name)
-    letters(desk, "a", "b", "a")
-    redrive(desk, "dead")
-    assert await answer(desk) == {"topic": "dead", "moved": 3, "remaining": 0, "skipped": 0}
-    assert (datas(desk, "a"), datas(desk, "b"), datas(desk, "dead")) == ([1, 3], [2], [])
+        make_queue(harness, name)
+    letters(harness, "a", "b", "a")
+    redrive(harness, "dead")
+    assert await answer(harness) == {"topic": "dead", "moved": 3, "remaining": 0, "skipped": 0}
+    assert (datas(harness, "a"), datas(harness, "b"), datas(harness, "dead")) == ([1, 3], [2], [])
 
 
-async def test_only_the_stamp_is_removed_from_a_moved_record(desk: Desk) -> None:
-    desk.make("a")
-    desk.make("dead")
+async def test_only_the_stamp_is_removed_from_a_moved_record(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.make("dead")
     stamp = {FROM: "a", "$dead_letter_deliveries": 3, "$dead_letter_src_seq": 7}
-    desk.append(
+    harness.append(
         "dead",
         records=[
             {"data": {"n": 1}, "tag": "t", "meta": {"trace": "z", **stamp}},
             {"data": 2, "meta": stamp},
         ],
     )
-    desk.synced()
-    desk.answers()
-    redrive(desk, "dead")
-    await answer(desk)
-    first, second = records(desk, "a")
+    harness.synced()
+    harness.answers()
+    redrive(harness, "dead")
+    await answer(harness)
+    first, second = records(harness, "a")
     assert (first["data"], first["$tag"], first["meta"]) == ({"n": 1}, "t", {"trace": "z"})
     assert second["data"] == 2
     assert "meta" not in second
@@ -98,111 +98,121 @@ async def test_only_the_stamp_is_removed_from_a_moved_record(desk: Desk) -> None
 # Selection of records
 
 
-async def test_a_limit_a_bound_and_a_match_select_the_records(desk: Desk) -> None:
-    desk.make("a")
-    desk.make("dead")
+async def test_a_limit_a_bound_and_a_match_select_the_records(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.make("dead")
     tagged = [{"data": n, "tag": "xyx"[n % 3], "meta": {FROM: "a"}} for n in range(9)]
-    desk.append("dead", records=tagged)
-    desk.synced()
-    desk.answers()
-    redrive(desk, "dead", match="x", before_seq=8, limit=2)
-    assert counts(await answer(desk)) == (2, 3, 0, None)
-    assert datas(desk, "a") == [0, 2]
-    redrive(desk, "dead", match=["tag", "Glob", "y*"])
-    assert counts(await answer(desk)) == (3, 0, 0, None)
-    redrive(desk, "dead", before_seq=6)
-    assert counts(await answer(desk)) == (1, 0, 0, None)
-    assert datas(desk, "dead") == [5, 6, 8]
+    harness.append("dead", records=tagged)
+    harness.synced()
+    harness.answers()
+    redrive(harness, "dead", match="x", before_seq=8, limit=2)
+    assert counts(await answer(harness)) == (2, 3, 0, None)
+    assert datas(harness, "a") == [0, 2]
+    redrive(harness, "dead", match=["tag", "Glob", "y*"])
+    assert counts(await answer(harness)) == (3, 0, 0, None)
+    redrive(harness, "dead", before_seq=6)
+    assert counts(await answer(harness)) == (1, 0, 0, None)
+    assert datas(harness, "dead") == [5, 6, 8]
 
 
 async def test_windows_follow_each_other_up_to_the_limit(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 4)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
-    peers = with_fake_peers(desk)
-    letters(desk, *["a"] * 12)
-    redrive(desk, "dead", limit=10)
+    peers = with_fake_peers(harness)
+    letters(harness, *["a"] * 12)
+    redrive(harness, "dead", limit=10)
     sizes = []
     for _ in range(3):
-        await run_log(desk)
+        await run_log(harness)
         (asked,) = peers.take()
         sizes.append(len(asked.requests))
         asked.answer()
     assert sizes == [4, 4, 2]
-    assert counts(await answer(desk)) == (10, 2, 0, None)
+    assert counts(await answer(harness)) == (10, 2, 0, None)
 
 
-async def test_a_window_is_limited_in_bytes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_window_is_limited_in_bytes(
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redrives, "READ_RECORDS", 1)
     monkeypatch.setattr(redrives, "COPIES_BYTES", 100)
-    peers = with_fake_peers(desk)
-    letters(desk, *["a"] * 4)
-    redrive(desk, "dead")
-    await run_log(desk)
+    peers = with_fake_peers(harness)
+    letters(harness, *["a"] * 4)
+    redrive(harness, "dead")
+    await run_log(harness)
     (asked,) = peers.take()
     assert len(asked.requests) == 2
 
 
-async def test_records_appended_after_the_request_are_not_moved(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a")
-    redrive(desk, "dead")
-    await run_log(desk)
-    letters(desk, "a")
+async def test_records_appended_after_the_request_are_not_moved(harness: ShardHarness) -> None:
+    peers = with_fake_peers(harness)
+    letters(harness, "a")
+    redrive(harness, "dead")
+    await run_log(harness)
+    letters(harness, "a")
     (asked,) = peers.take()
     asked.answer()
-    assert counts(await answer(desk)) == (1, 0, 0, None)
-    assert desk.seqs("dead") == [2]
+    assert counts(await answer(harness)) == (1, 0, 0, None)
+    assert harness.seqs("dead") == [2]
 
 
-async def test_leased_jobs_are_skipped_and_the_other_jobs_are_reserved(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "held", "free", "fresh")
-    assert claim(desk, queue, 2) == [1, 2]
-    now = desk.loop.context.clock()
+async def test_leased_jobs_are_skipped_and_the_other_jobs_are_reserved(
+    harness: ShardHarness,
+) -> None:
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "held", "free", "fresh")
+    assert claim(harness, queue, 2) == [1, 2]
+    now = harness.loop.context.clock()
     lease_jobs.nack(queue, "worker", [2], None, HOUR_MS, now)
-    redrive(desk, "q", to="a")
-    await run_log(desk)
-    assert claim(desk, queue) == [], "they are on their way"
+    redrive(harness, "q", to="a")
+    await run_log(harness)
+    assert claim(harness, queue) == [], "they are on their way"
     (asked,) = peers.take()
     assert [request["records"][0]["data"] for request in asked.requests] == ["free", "fresh"]
     asked.answer()
-    assert counts(await answer(desk)) == (2, 1, 0, None)
+    assert counts(await answer(harness)) == (2, 1, 0, None)
     assert jobs_of(queue).counters(queue.count) == (0, 1, 0, 0)
 
 
 # Skipped records
 
 
-async def test_records_without_a_target_are_skipped_and_the_others_moved(desk: Desk) -> None:
-    make_queue(desk, "a")
-    letters(desk, "a", None, "no name!", "dead", "a")
-    redrive(desk, "dead")
-    assert counts(await answer(desk)) == (2, 0, 3, "no_source")
-    assert datas(desk, "dead") == [2, 3, 4]
+async def test_records_without_a_target_are_skipped_and_the_others_moved(
+    harness: ShardHarness,
+) -> None:
+    make_queue(harness, "a")
+    letters(harness, "a", None, "no name!", "dead", "a")
+    redrive(harness, "dead")
+    assert counts(await answer(harness)) == (2, 0, 3, "no_source")
+    assert datas(harness, "dead") == [2, 3, 4]
 
 
-async def test_targets_outside_the_prefixes_of_the_key_are_skipped(desk: Desk) -> None:
+async def test_targets_outside_the_prefixes_of_the_key_are_skipped(harness: ShardHarness) -> None:
     for name in ("mine.a", "other"):
-        desk.make(name)
-    desk.make("mine.dead")
-    letters(desk, "other", "mine.a", topic="mine.dead")
-    redrive(desk, "mine.dead", prefixes=["mine."])
-    assert counts(await answer(desk)) == (1, 0, 1, "forbidden")
-    assert (datas(desk, "other"), datas(desk, "mine.a")) == ([], [2])
+        harness.make(name)
+    harness.make("mine.dead")
+    letters(harness, "other", "mine.a", topic="mine.dead")
+    redrive(harness, "mine.dead", prefixes=["mine."])
+    assert counts(await answer(harness)) == (1, 0, 1, "forbidden")
+    assert (datas(harness, "other"), datas(harness, "mine.a")) == ([], [2])
 
 
 async def test_records_for_missing_and_full_targets_are_skipped_and_the_others_moved(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("full", cap_records=1, discard="reject")
-    desk.make("free")
-    letters(desk, "full", "full", "gone", "free")
-    redrive(desk, "dead")
-    assert counts(await answer(desk)) == (2, 0, 2, "topic_full")
-    assert (datas(desk, "full"), datas(desk, "free"), datas(desk, "dead")) == ([1], [4], [2, 3])
-    assert "gone" not in desk.engine.topics
+    harness.make("full", cap_records=1, discard="reject")
+    harness.make("free")
+    letters(harness, "full", "full", "gone", "free")
+    redrive(harness, "dead")
+    assert counts(await answer(harness)) == (2, 0, 2, "topic_full")
+    assert (datas(harness, "full"), datas(harness, "free"), datas(harness, "dead")) == (
+        [1],
+        [4],
+        [2, 3],
+    )
+    assert "gone" not in harness.engine.topics
 
 
 @pytest.mark.parametrize(
@@ -210,41 +220,41 @@ async def test_records_for_missing_and_full_targets_are_skipped_and_the_others_m
     [("gone", None, "topic_not_found"), (None, "gone", "no_source")],
 )
 async def test_the_reported_reason_is_that_of_the_first_skipped_record(
-    desk: Desk, first: str | None, second: str | None, reason: str
+    harness: ShardHarness, first: str | None, second: str | None, reason: str
 ) -> None:
-    letters(desk, first, second)
-    redrive(desk, "dead")
-    assert counts(await answer(desk)) == (0, 0, 2, reason)
+    letters(harness, first, second)
+    redrive(harness, "dead")
+    assert counts(await answer(harness)) == (0, 0, 2, reason)
 
 
 async def test_a_target_that_has_rejected_copies_gets_no_further_ones(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
-    peers = with_fake_peers(desk)
-    letters(desk, "a1", "b2", "a1", "b2", "a1", "a1")
-    redrive(desk, "dead")
-    await run_log(desk)
+    peers = with_fake_peers(harness)
+    letters(harness, "a1", "b2", "a1", "b2", "a1", "a1")
+    redrive(harness, "dead")
+    await run_log(harness)
     for asked in peers.take():
         asked.answer(*[TopicFull("full") if asked.shard == 1 else None])
-    await run_log(desk)
+    await run_log(harness)
     (asked,) = peers.take()
     assert (asked.shard, len(asked.requests)) == (2, 1)
     asked.answer()
-    assert counts(await answer(desk)) == (2, 0, 4, "topic_full")
+    assert counts(await answer(harness)) == (2, 0, 4, "topic_full")
 
 
 @pytest.mark.parametrize("is_queue", [False, True])
 async def test_all_other_records_are_skipped_when_the_only_target_rejects_copies(
-    desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, is_queue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records are not visited one by one. Leased jobs are excluded."""
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
-    peers, looked = with_fake_peers(desk), list[int]()
-    desk.make("dead", **({"type": "queue"} if is_queue else {}))
-    dead = letters(desk, *[None] * 7)
+    peers, looked = with_fake_peers(harness), list[int]()
+    harness.make("dead", **({"type": "queue"} if is_queue else {}))
+    dead = letters(harness, *[None] * 7)
     set_aside = claims.reserve
 
     def noted(topic: Topic, seqs: list[int], now: Now) -> list[int]:
@@ -253,143 +263,143 @@ async def test_all_other_records_are_skipped_when_the_only_target_rejects_copies
 
     monkeypatch.setattr(claims, "reserve", noted)
     if is_queue:
-        assert claim(desk, dead, 4) == [1, 2, 3, 4]
-        lease_jobs.nack(dead, "worker", [1, 2, 4], None, 0, desk.loop.context.clock())
-    redrive(desk, "dead", to="a")
-    await run_log(desk)
+        assert claim(harness, dead, 4) == [1, 2, 3, 4]
+        lease_jobs.nack(dead, "worker", [1, 2, 4], None, 0, harness.loop.context.clock())
+    redrive(harness, "dead", to="a")
+    await run_log(harness)
     (asked,) = peers.take()
     asked.answer(None, TopicNotFound("a"))
     others = (1, 5) if is_queue else (0, 6)
-    assert counts(await answer(desk)) == (1, *others, "topic_not_found")
-    assert desk.seqs("dead") == [2, 3, 4, 5, 6, 7]
+    assert counts(await answer(harness)) == (1, *others, "topic_not_found")
+    assert harness.seqs("dead") == [2, 3, 4, 5, 6, 7]
     assert looked == [1, 2]
 
 
 async def test_a_redrive_ends_after_too_many_records_that_cannot_be_moved(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is a number of skipped records for each record that it may move."""
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
     monkeypatch.setattr(redrives, "SKIPPED_MIN", 3)
     monkeypatch.setattr(redrives, "SKIPPED_PER_RECORD", 1)
-    letters(desk, *[None] * 9)
+    letters(harness, *[None] * 9)
     for limit, skipped in ((1, 4), (5, 6)):
-        redrive(desk, "dead", limit=limit)
-        assert counts(await answer(desk)) == (0, 9 - skipped, skipped, "no_source")
+        redrive(harness, "dead", limit=limit)
+        assert counts(await answer(harness)) == (0, 9 - skipped, skipped, "no_source")
 
 
-async def test_rejected_jobs_are_claimable_again_as_before(desk: Desk) -> None:
-    told: list[Topic] = []
-    desk.loop.services.redrives._note_claimable = told.append
-    queue = make_queue(desk, "q", "x", "y")
-    redrive(desk, "q", to="gone")
-    assert counts(await answer(desk)) == (0, 0, 2, "topic_not_found")
-    assert told[0] is queue
-    assert claim(desk, queue) == [1, 2]
+async def test_rejected_jobs_are_claimable_again_as_before(harness: ShardHarness) -> None:
+    notified: list[Topic] = []
+    harness.loop.services.redrives._note_claimable = notified.append
+    queue = make_queue(harness, "q", "x", "y")
+    redrive(harness, "q", to="gone")
+    assert counts(await answer(harness)) == (0, 0, 2, "topic_not_found")
+    assert notified[0] is queue
+    assert claim(harness, queue) == [1, 2]
 
 
 # Copies in flight while others are skipped
 
 
-def with_skipped(desk: Desk, why: str, skipped: int, movable: int) -> list[str] | None:
+def with_skipped(harness: ShardHarness, why: str, skipped: int, movable: int) -> list[str] | None:
     """Append records that cannot be moved, then records that can. Return the key's prefixes."""
     source = {"no source": None, "outside of the prefixes": "b2"}[why]
-    letters(desk, *[source] * skipped, *["a1"] * movable)
+    letters(harness, *[source] * skipped, *["a1"] * movable)
     return ["a", "dead"] if why == "outside of the prefixes" else None
 
 
 @pytest.mark.parametrize("why", ["no source", "outside of the prefixes"])
 async def test_a_redrive_that_has_skipped_records_lasts_until_its_copies_are_settled(
-    desk: Desk, why: str
+    harness: ShardHarness, why: str
 ) -> None:
     """No other redrive of the topic begins before, and a backup waits."""
-    peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
-    prefixes = with_skipped(desk, why, skipped=20, movable=30)
-    one = redrive(desk, "dead", prefixes=prefixes)
-    await run_log(desk)
-    other = redrive(desk, "dead", to="other2")
+    peers, moves, held = with_fake_peers(harness), harness.loop.context.moves, list[bool]()
+    prefixes = with_skipped(harness, why, skipped=20, movable=30)
+    one = redrive(harness, "dead", prefixes=prefixes)
+    await run_log(harness)
+    other = redrive(harness, "dead", to="other2")
     moves.hold(lambda: held.append(True))
-    await run_log(desk)
+    await run_log(harness)
     (asked,) = peers.take()
     assert (asked.params.topic, len(asked.requests)) == ("a1", 30)
-    assert (desk.bodies(), held) == ([], [])
+    assert (harness.bodies(), held) == ([], [])
     asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     assert held, "nothing is in flight any more"
-    ((answered, body),) = desk.bodies()
+    ((answered, body),) = harness.bodies()
     reason = "no_source" if why == "no source" else "forbidden"
     assert (answered, counts(body)) == (one, (30, 0, 20, reason))
     assert peers.take() == []
     moves.release()
-    await run_log(desk)
+    await run_log(harness)
     (asked,) = peers.take()
     assert (asked.params.topic, len(asked.requests)) == ("other2", 20)
     asked.answer()
-    await run_log(desk)
-    ((answered, body),) = desk.bodies()
+    await run_log(harness)
+    ((answered, body),) = harness.bodies()
     assert (answered, counts(body)) == (other, (20, 0, 0, None))
 
 
 @pytest.mark.parametrize("to", [None, "b2"])
 @pytest.mark.parametrize("refusal", [TopicFull("full"), TopicNotFound("b2"), NotReady("away")])
 async def test_a_target_that_rejects_from_the_second_window_on_ends_no_window_early(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, to: str | None, refusal: TopicsError
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, to: str | None, refusal: TopicsError
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 4)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
-    peers, moves = with_fake_peers(desk), desk.loop.context.moves
-    letters(desk, *["b2", "a1"] * 6)
-    redrive(desk, "dead", to=to)
-    await run_log(desk)
+    peers, moves = with_fake_peers(harness), harness.loop.context.moves
+    letters(harness, *["b2", "a1"] * 6)
+    redrive(harness, "dead", to=to)
+    await run_log(harness)
     sent, held = 0, list[bool]()
     for window in range(4):
         held.clear()
         for asked in peers.take():
             sent += len(asked.requests)
             moves.hold(lambda: held.append(True))
-            await run_log(desk)
-            assert (held, desk.wire.sent) == ([], [])
+            await run_log(harness)
+            assert (held, harness.wire.sent) == ([], [])
             is_refused = window and asked.params.topic == "b2"
             asked.answer(*[refusal if is_refused else None] * len(asked.requests))
-        await run_log(desk)
+        await run_log(harness)
         moves.release()
-        await run_log(desk)
-    ((_, body),) = desk.bodies()
+        await run_log(harness)
+    ((_, body),) = harness.bodies()
     moved = 4 if to else 8
     assert counts(body) == (moved, 0, 12 - moved, refusal.code)
     assert sent == (8 if to else 10), "it is not asked again"
 
 
 async def test_a_pending_window_keeps_its_lock_after_the_reply_to_the_redrive(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    peers, moves, held = with_fake_peers(desk), desk.loop.context.moves, list[bool]()
-    with_skipped(desk, "no source", skipped=20, movable=3)
-    redrive(desk, "dead")
-    await run_log(desk)
+    peers, moves, held = with_fake_peers(harness), harness.loop.context.moves, list[bool]()
+    with_skipped(harness, "no source", skipped=20, movable=3)
+    redrive(harness, "dead")
+    await run_log(harness)
     (asked,) = peers.take()
     await trio.sleep(redrives.TIME_MAX_S + 0.1)
-    assert counts(await answer(desk)) == (0, 3, 20, "no_source")
-    redrive(desk, "dead", to="other2")
+    assert counts(await answer(harness)) == (0, 3, 20, "no_source")
+    redrive(harness, "dead", to="other2")
     moves.hold(lambda: held.append(True))
-    await run_log(desk)
+    await run_log(harness)
     assert (peers.take(), held) == ([], [])
     asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     assert held
-    assert desk.seqs("dead") == [*range(1, 21)]
+    assert harness.seqs("dead") == [*range(1, 21)]
 
 
-async def test_a_job_with_an_expired_lease_is_moved(desk: Desk) -> None:
+async def test_a_job_with_an_expired_lease_is_moved(harness: ShardHarness) -> None:
     """This holds even if no pass over the queue has ended the lease."""
-    queue = make_queue(desk, "q", "x", "y", max_deliveries=3)
-    assert claim(desk, queue) == [1, 2]
+    queue = make_queue(harness, "q", "x", "y", max_deliveries=3)
+    assert claim(harness, queue) == [1, 2]
     for lease in [*jobs_of(queue).leases.held.values()]:
-        jobs_of(queue).leases.extend([lease.seq], desk.loop.context.clock().ms - 1)
-    desk.make("a")
-    redrive(desk, "q", to="a")
-    assert counts(await answer(desk)) == (2, 0, 0, None)
+        jobs_of(queue).leases.extend([lease.seq], harness.loop.context.clock().ms - 1)
+    harness.make("a")
+    redrive(harness, "q", to="a")
+    assert counts(await answer(harness)) == (2, 0, 0, None)
 
 
 # Slices
@@ -399,7 +409,11 @@ async def test_a_job_with_an_expired_lease_is_moved(desk: Desk) -> None:
 @pytest.mark.parametrize("match", [None, "x"])
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_records_are_found_and_counted_in_slices(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, limit: int, match: str | None, refuses: bool
+    harness: ShardHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    match: str | None,
+    refuses: bool,
 ) -> None:
     """All redrives of a shard together take one slice in each iteration of the loop."""
     for name, value in {"SLICE_ENTRIES": 8, "SLICE_SEARCH_MAX": 32}.items():
@@ -407,20 +421,20 @@ async def test_records_are_found_and_counted_in_slices(
         monkeypatch.setattr(delete_records, name, value)
     monkeypatch.setattr(delete_records, "SLICE_RECORDS", 8)
     monkeypatch.setattr(delete_records, "WINDOW_MIN_SEQS", 8)
-    desk.make("a", **({"cap_records": 1, "discard": "reject"} if refuses else {}))
+    harness.make("a", **({"cap_records": 1, "discard": "reject"} if refuses else {}))
     for topic in ("d1", "d2"):
-        desk.make(topic, type="queue")
+        harness.make(topic, type="queue")
         for _ in range(100):
-            desk.append(topic, records=[{"data": n, "tag": "xy"[n]} for n in range(2)])
-    desk.synced()
-    desk.answers()
+            harness.append(topic, records=[{"data": n, "tag": "xy"[n]} for n in range(2)])
+    harness.synced()
+    harness.answers()
     slices = Slices(monkeypatch)
     for topic in ("d1", "d2"):
-        redrive(desk, topic, to="a", match=match, limit=limit)
-    await run_log(desk, 60)
+        redrive(harness, topic, to="a", match=match, limit=limit)
+    await run_log(harness, 60)
     trio.lowlevel.remove_instrument(slices)
     meant = 100 if match else 200
-    bodies = [body for _, body in desk.bodies()]
+    bodies = [body for _, body in harness.bodies()]
     assert len(bodies) == 2
     for body in bodies:
         assert body["moved"] + body["remaining"] + body["skipped"] == meant
@@ -463,167 +477,167 @@ class Slices(trio.abc.Instrument):
     ],
 )
 async def test_an_invalid_redrive_is_rejected(
-    desk: Desk, body: dict[str, Any], prefixes: list[str] | None, code: str
+    harness: ShardHarness, body: dict[str, Any], prefixes: list[str] | None, code: str
 ) -> None:
-    letters(desk, "a")
-    number = redrive(desk, "dead", prefixes=prefixes, **body)
-    assert desk.answers() == [(number, code)]
+    letters(harness, "a")
+    number = redrive(harness, "dead", prefixes=prefixes, **body)
+    assert harness.answers() == [(number, code)]
 
 
-async def test_a_redrive_of_a_missing_topic_is_rejected(desk: Desk) -> None:
-    number = redrive(desk, "dead")
-    assert desk.answers() == [(number, "topic_not_found")]
+async def test_a_redrive_of_a_missing_topic_is_rejected(harness: ShardHarness) -> None:
+    number = redrive(harness, "dead")
+    assert harness.answers() == [(number, "topic_not_found")]
 
 
-async def test_a_redrive_of_an_empty_topic_moves_nothing(desk: Desk) -> None:
-    desk.make("dead")
-    redrive(desk, "dead")
-    assert counts(await answer(desk)) == (0, 0, 0, None)
+async def test_a_redrive_of_an_empty_topic_moves_nothing(harness: ShardHarness) -> None:
+    harness.make("dead")
+    redrive(harness, "dead")
+    assert counts(await answer(harness)) == (0, 0, 0, None)
 
 
 # Changes during a redrive
 
 
 async def test_a_slow_redrive_gets_its_reply_in_time_and_its_window_is_completed(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a1", "b2")
-    redrive(desk, "dead")
-    await run_log(desk)
+    peers = with_fake_peers(harness)
+    letters(harness, "a1", "b2")
+    redrive(harness, "dead")
+    await run_log(harness)
     one, other = peers.take()
     one.answer()
-    await run_log(desk)
+    await run_log(harness)
     await trio.sleep(redrives.TIME_MAX_S - 0.1)
-    assert desk.wire.sent == []
+    assert harness.wire.sent == []
     await trio.sleep(0.2)
-    assert counts(await answer(desk)) == (1, 1, 0, None)
+    assert counts(await answer(harness)) == (1, 1, 0, None)
     other.answer()
-    await run_log(desk)
-    assert desk.seqs("dead") == []
-    assert desk.bodies() == [], "it is answered once"
+    await run_log(harness)
+    assert harness.seqs("dead") == []
+    assert harness.bodies() == [], "it is answered once"
 
 
-async def test_redrives_of_one_topic_run_one_after_another(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a", "a")
-    one = redrive(desk, "dead", limit=1)
-    await run_log(desk)
-    other = redrive(desk, "dead", to="b")
-    await run_log(desk)
+async def test_redrives_of_one_topic_run_one_after_another(harness: ShardHarness) -> None:
+    peers = with_fake_peers(harness)
+    letters(harness, "a", "a")
+    one = redrive(harness, "dead", limit=1)
+    await run_log(harness)
+    other = redrive(harness, "dead", to="b")
+    await run_log(harness)
     (asked,) = peers.take()
     asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     (asked,) = peers.take()
     assert (asked.params.topic, len(asked.requests)) == ("b", 1)
     asked.answer()
-    await run_log(desk)
-    found = [(number, *counts(body)) for number, body in desk.bodies()]
+    await run_log(harness)
+    found = [(number, *counts(body)) for number, body in harness.bodies()]
     assert found == [(one, 1, 1, 0, None), (other, 1, 0, 0, None)]
-    assert not desk.loop.services.redrives._locks
+    assert not harness.loop.services.redrives._locks
 
 
 async def test_a_redrive_that_waits_for_another_gets_its_reply_in_time(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a", "a")
-    one, other = redrive(desk, "dead"), redrive(desk, "dead")
-    await run_log(desk)
+    peers = with_fake_peers(harness)
+    letters(harness, "a", "a")
+    one, other = redrive(harness, "dead"), redrive(harness, "dead")
+    await run_log(harness)
     (asked,) = peers.take()
     await trio.sleep(redrives.TIME_MAX_S + 0.1)
-    await run_log(desk)
-    found = sorted((number, *counts(body)) for number, body in desk.bodies())
+    await run_log(harness)
+    found = sorted((number, *counts(body)) for number, body in harness.bodies())
     assert found == [(one, 0, 2, 0, None), (other, 0, 2, 0, None)]
     asked.answer()
-    await run_log(desk)
+    await run_log(harness)
     assert peers.asked == []
 
 
 @pytest.mark.parametrize("is_queue", [False, True])
 async def test_a_redrive_of_a_topic_that_is_deleted_ends_with_the_records_moved_so_far(
-    desk: Desk, is_queue: bool, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, is_queue: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
-    peers = with_fake_peers(desk)
-    desk.make("dead", **({"type": "queue"} if is_queue else {}))
-    letters(desk, "a", "a", "a")
-    redrive(desk, "dead")
-    await run_log(desk)
-    desk.delete("dead")
-    await run_log(desk)
-    desk.answers()
+    peers = with_fake_peers(harness)
+    harness.make("dead", **({"type": "queue"} if is_queue else {}))
+    letters(harness, "a", "a", "a")
+    redrive(harness, "dead")
+    await run_log(harness)
+    harness.delete("dead")
+    await run_log(harness)
+    harness.answers()
     (asked,) = peers.take()
     asked.answer()
-    assert counts(await answer(desk)) == (2, 0, 0, None)
+    assert counts(await answer(harness)) == (2, 0, 0, None)
 
 
 async def test_records_of_a_topic_deleted_before_their_selection_are_not_copied(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A delete that the log has rejected is retried at the end of an iteration."""
-    peers, retries = with_fake_peers(desk), desk.loop.services.retries
-    letters(desk, "a")
-    redrive(desk, "dead")
-    monkeypatch.setattr(retries, "on_due", lambda: desk.delete("dead"))
+    peers, retries = with_fake_peers(harness), harness.loop.services.retries
+    letters(harness, "a")
+    redrive(harness, "dead")
+    monkeypatch.setattr(retries, "on_due", lambda: harness.delete("dead"))
     retries.is_due = True
-    await run_log(desk)
-    assert "dead" not in desk.engine.topics
+    await run_log(harness)
+    assert "dead" not in harness.engine.topics
     assert not peers.asked
 
 
-async def test_records_deleted_during_a_redrive_are_not_counted(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, "a1", "b2", "b2")
-    redrive(desk, "dead", limit=1)
-    await run_log(desk)
-    desk.delete_records("dead", before_seq=3)
-    await run_log(desk)
-    desk.answers()
+async def test_records_deleted_during_a_redrive_are_not_counted(harness: ShardHarness) -> None:
+    peers = with_fake_peers(harness)
+    letters(harness, "a1", "b2", "b2")
+    redrive(harness, "dead", limit=1)
+    await run_log(harness)
+    harness.delete_records("dead", before_seq=3)
+    await run_log(harness)
+    harness.answers()
     (asked,) = peers.take()
     asked.answer()
-    assert counts(await answer(desk)) == (1, 1, 0, None)
+    assert counts(await answer(harness)) == (1, 1, 0, None)
 
 
-async def test_a_log_failure_leaves_the_records_in_their_topic(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    queue = make_queue(desk, "q", "x", "y")
-    redrive(desk, "q", to="a")
-    await run_log(desk)
+async def test_a_log_failure_leaves_the_records_in_their_topic(harness: ShardHarness) -> None:
+    peers = with_fake_peers(harness)
+    queue = make_queue(harness, "q", "x", "y")
+    redrive(harness, "q", to="a")
+    await run_log(harness)
     (asked,) = peers.take()
     asked.answer(None, TopicFull("full"))
-    desk.failed(OSError(5, "broken"))
-    assert counts(await answer(desk)) == (0, 0, 2, "not_ready")
-    assert claim(desk, queue) == [1, 2]
+    harness.failed(OSError(5, "broken"))
+    assert counts(await answer(harness)) == (0, 0, 2, "not_ready")
+    assert claim(harness, queue) == [1, 2]
 
 
 async def test_temporarily_unreadable_records_fail_the_redrive_and_stay(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_queue(desk, "q", "x")
+    queue = make_queue(harness, "q", "x")
 
     def records_of(*_: object) -> Any:
         raise OSError(24, "too many open files")
 
-    told: list[Topic] = []
-    monkeypatch.setattr(desk.loop.services.redrives, "_note_claimable", told.append)
-    number = redrive(desk, "q", to="a")
+    notified: list[Topic] = []
+    monkeypatch.setattr(harness.loop.services.redrives, "_note_claimable", notified.append)
+    number = redrive(harness, "q", to="a")
     with monkeypatch.context() as patched:
         patched.setattr(claims, "records_of", records_of)
-        await run_log(desk)
-    assert told == [queue], "who waits for jobs is told that they are there again"
-    ((answered, body),) = desk.bodies()
+        await run_log(harness)
+    assert notified == [queue], "who waits for jobs is notified that they are there again"
+    ((answered, body),) = harness.bodies()
     assert (answered, "code" in body) == (number, True)
-    assert claim(desk, queue) == [1]
+    assert claim(harness, queue) == [1]
 
 
-async def test_the_disconnect_of_the_front_ends_a_redrive(desk: Desk) -> None:
-    peers = with_fake_peers(desk)
-    letters(desk, *["a"] * 3)
-    redrive(desk, "dead")
-    desk.session.close()
-    await run_log(desk)
+async def test_the_disconnect_of_the_front_ends_a_redrive(harness: ShardHarness) -> None:
+    peers = with_fake_peers(harness)
+    letters(harness, *["a"] * 3)
+    redrive(harness, "dead")
+    harness.session.close()
+    await run_log(harness)
     assert len(peers.asked) <= 1
 
 
@@ -667,15 +681,15 @@ async def test_a_crash_between_copy_and_delete_doubles_no_record(
 
 
 async def test_a_stopping_shard_moves_no_further_window(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 1)
     monkeypatch.setattr(redrives, "READ_RECORDS", 1)
-    peers = with_fake_peers(desk)
-    letters(desk, "a", "a")
-    redrive(desk, "dead")
-    await run_log(desk)
-    desk.loop.context.is_stopping = True
+    peers = with_fake_peers(harness)
+    letters(harness, "a", "a")
+    redrive(harness, "dead")
+    await run_log(harness)
+    harness.loop.context.is_stopping = True
     (asked,) = peers.take()
     asked.answer()
-    assert counts(await answer(desk)) == (1, 1, 0, None)
+    assert counts(await answer(harness)) == (1, 1, 0, None)

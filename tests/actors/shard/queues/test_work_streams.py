@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.queue_desk import TS_0, QueueDesk
+from tests.support.queue_harness import TS_0, QueueHarness
 from topics.engine.changes import lease_jobs
 from topics.formats.disk.frame_bodies import LeaseOp
 from topics.formats.disk.frames import FrameKind
@@ -26,12 +26,12 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(jobs=3)
     number = workers.open(2, lease_ms=700)
-    workers.turn()
-    answer, page = workers.told()
+    workers.run_iteration()
+    answer, page = workers.received()
     assert (answer["cid"], answer["status"]) == (number, 200)
     assert (page["work"], page["seqs"]) == (1, [1, 2])
     assert [job["$seq"] for job in page["jobs"]] == [1, 2]
@@ -39,7 +39,7 @@ async def test_an_open_stream_is_sent_as_many_jobs_as_it_takes(
     assert page["jobs"][0]["lease_id"].startswith("lease_")
 
 
-async def test_only_one_page_of_a_stream_is_in_flight(workers: QueueDesk) -> None:
+async def test_only_one_page_of_a_stream_is_in_flight(workers: QueueHarness) -> None:
     workers.queue()
     workers.open(5)
     workers.jobs(1)
@@ -54,7 +54,7 @@ async def test_only_one_page_of_a_stream_is_in_flight(workers: QueueDesk) -> Non
 
 @pytest.mark.parametrize("how", ["ack", "nack", "delete"])
 async def test_a_full_stream_is_refilled_when_it_holds_fewer_jobs(
-    workers: QueueDesk, how: str
+    workers: QueueHarness, how: str
 ) -> None:
     workers.queue(jobs=3)
     workers.open(1)
@@ -71,13 +71,13 @@ async def test_a_full_stream_is_refilled_when_it_holds_fewer_jobs(
 
 
 async def test_a_full_stream_is_refilled_when_a_lease_ends(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(lease_ms=1000, jobs=1)
     workers.open(1)
     workers.pages()
     workers.taken()
-    workers.turn()
+    workers.run_iteration()
     await trio.sleep(1.0)
     assert workers.pages() == []
     await trio.sleep(0.03)
@@ -85,7 +85,7 @@ async def test_a_full_stream_is_refilled_when_a_lease_ends(
 
 
 async def test_a_job_acked_before_its_page_is_taken_causes_no_second_page(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=2)
     workers.open(1)
@@ -96,7 +96,7 @@ async def test_a_job_acked_before_its_page_is_taken_causes_no_second_page(
     assert workers.pages() == [(1, [2])]
 
 
-async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueDesk) -> None:
+async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueHarness) -> None:
     workers.queue()
     for length in [100_000] * 20 + [1_000_000] * 3:
         workers.append("q", "x" * length)
@@ -113,23 +113,25 @@ async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueDesk) 
 # Streams and claims together
 
 
-async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(workers: QueueDesk) -> None:
+async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(
+    workers: QueueHarness,
+) -> None:
     workers.queue()
     workers.open(1, work=1)
     claim = workers.claim(wait_ms=30_000, node="w")
     workers.open(1, work=2, node="t")
-    workers.turn()
-    workers.told()
+    workers.run_iteration()
+    workers.received()
     workers.append("q", 1, 2, 3)
-    workers.turn()
-    told = [each for each in workers.told() if "outcomes" not in each][-3:]
-    assert [each.get("work") or each["cid"] for each in told] == [1, claim, 2]
+    workers.run_iteration()
+    messages = [each for each in workers.received() if "outcomes" not in each][-3:]
+    assert [each.get("work") or each["cid"] for each in messages] == [1, claim, 2]
     workers.taken(2)
     workers.ack(3, node="t")
     workers.taken(1)
     workers.ack(1, node="s")
-    workers.turn()
-    workers.told()
+    workers.run_iteration()
+    workers.received()
     workers.append("q", 4)
     assert workers.pages() == [(2, [4])], "it had room first"
 
@@ -138,7 +140,7 @@ async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(workers:
 
 
 async def test_closing_a_stream_releases_only_the_jobs_that_it_holds(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=3)
     workers.claim(node="s")
@@ -154,7 +156,7 @@ async def test_closing_a_stream_releases_only_the_jobs_that_it_holds(
 
 @pytest.mark.parametrize(("pages", "deliveries"), [(0, [1, 1, 1]), (1, [2, 2, 1]), (2, [2, 2, 2])])
 async def test_a_page_that_was_not_shown_to_the_client_counts_no_delivery(
-    workers: QueueDesk, pages: int, deliveries: list[int]
+    workers: QueueHarness, pages: int, deliveries: list[int]
 ) -> None:
     workers.queue(jobs=2)
     workers.open(3)
@@ -165,14 +167,16 @@ async def test_a_page_that_was_not_shown_to_the_client_counts_no_delivery(
         assert workers.pages() == [(1, [3])]
     else:
         workers.jobs(1)
-    workers.told()
+    workers.received()
     workers.close(pages=pages)
     workers.claim(max=9)
-    workers.turn()
+    workers.run_iteration()
     assert [job["deliveries"] for job in workers.answer()["claimed"]] == deliveries
 
 
-async def test_the_jobs_of_a_closed_stream_go_to_the_waiting_claimers(workers: QueueDesk) -> None:
+async def test_the_jobs_of_a_closed_stream_go_to_the_waiting_claimers(
+    workers: QueueHarness,
+) -> None:
     workers.queue(jobs=1)
     workers.open(1, work=1)
     workers.open(1, work=2)
@@ -181,31 +185,31 @@ async def test_the_jobs_of_a_closed_stream_go_to_the_waiting_claimers(workers: Q
     assert workers.pages() == [(2, [1])]
 
 
-async def test_the_end_of_a_session_ends_its_streams(workers: QueueDesk) -> None:
+async def test_the_end_of_a_session_ends_its_streams(workers: QueueHarness) -> None:
     workers.queue(jobs=2)
     workers.open(1, work=1)
     workers.open(1, work=2)
-    workers.turn()
+    workers.run_iteration()
     workers.close_session()
     assert len(workers.services.work_streams) == len(workers.services.job_dispatch) == 0
     claim = workers.claim(max=9)
     assert workers.claimed() == [(claim, [1, 2])]
 
 
-async def test_a_stream_whose_front_accepts_no_message_is_released(workers: QueueDesk) -> None:
+async def test_a_stream_whose_front_accepts_no_message_is_released(workers: QueueHarness) -> None:
     workers.queue()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     workers.wire.broken = True
     workers.jobs(1)
-    workers.turn()
+    workers.run_iteration()
     assert len(workers.services.work_streams) == 0
     workers.wire.broken = False
     claim = workers.claim()
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueDesk) -> None:
+async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueHarness) -> None:
     workers.queue()
     workers.queue("other")
     workers.jobs(1)
@@ -214,28 +218,28 @@ async def test_a_reused_stream_number_identifies_a_new_stream(workers: QueueDesk
     workers.open(1, topic="other")
     workers.jobs(1, "other")
     claim = workers.claim()
-    workers.turn()
-    told = workers.told()
-    assert [each["seqs"] for each in told if "event" in each] == [[1]]
-    assert [each["cid"] for each in told if each.get("claimed")] == [claim]
+    workers.run_iteration()
+    messages = workers.received()
+    assert [each["seqs"] for each in messages if "event" in each] == [[1]]
+    assert [each["cid"] for each in messages if each.get("claimed")] == [claim]
 
 
 @pytest.mark.parametrize("kind", [None, "log", "queue"])
 async def test_a_deleted_queue_ends_its_streams_even_if_it_is_recreated(
-    workers: QueueDesk, kind: str | None
+    workers: QueueHarness, kind: str | None
 ) -> None:
     workers.queue(jobs=1)
     workers.open(1, work=1)
     workers.open(1, work=2)
-    workers.turn()
-    workers.told()
+    workers.run_iteration()
+    workers.received()
     workers.delete("q")
     if kind is not None:
         workers.put("q", type=kind)
     workers.synced()
-    workers.turn()
-    ended = [told for told in workers.told() if "event" in told]
-    assert [(told["event"], told["work"], told["error"]) for told in ended] == [
+    workers.run_iteration()
+    ended = [message for message in workers.received() if "event" in message]
+    assert [(message["event"], message["work"], message["error"]) for message in ended] == [
         ("work.ended", 2, "not_a_queue"),
         ("work.ended", 1, "not_a_queue"),
     ]
@@ -245,7 +249,7 @@ async def test_a_deleted_queue_ends_its_streams_even_if_it_is_recreated(
 
 
 async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(jobs=1)
     workers.open(1)
@@ -256,12 +260,14 @@ async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
     topic.jobs.advance(workers.commits.now().ms + 60_000)
     assert topic.jobs.leases.loosened, "its lease has ended meanwhile"
     workers.synced()
-    workers.turn()
-    assert [told["event"] for told in workers.told() if "event" in told] == ["work.ended"]
+    workers.run_iteration()
+    assert [message["event"] for message in workers.received() if "event" in message] == [
+        "work.ended"
+    ]
 
 
 async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
-    workers: QueueDesk, monkeypatch: pytest.MonkeyPatch
+    workers: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.queue(jobs=1)
     workers.open(2)
@@ -273,21 +279,21 @@ async def test_a_stream_with_unreadable_records_ends_and_releases_its_jobs(
 
     with monkeypatch.context() as patch:
         patch.setattr(lease_jobs, "claim", fail)
-        workers.turn()
-    (ended,) = workers.told()
+        workers.run_iteration()
+    (ended,) = workers.received()
     assert (ended["event"], ended["error"]) == ("work.ended", "internal")
     claim = workers.claim()
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueDesk) -> None:
+async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueHarness) -> None:
     workers.queue()
     workers.make("log", durability="ephemeral")
-    told = {
+    expected = {
         workers.open(topic="log"): "not_a_queue",
         workers.open(topic="nowhere"): "topic_not_found",
     }
-    assert dict(workers.answers()) == told
+    assert dict(workers.answers()) == expected
     workers.put("other")
     workers.failed(BROKEN)
     workers.answers()
@@ -299,7 +305,7 @@ async def test_a_stream_needs_a_queue_and_a_shard_that_can_write(workers: QueueD
 
 
 async def test_jobs_with_durable_leases_are_sent_when_the_log_has_them(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
@@ -311,16 +317,16 @@ async def test_jobs_with_durable_leases_are_sent_when_the_log_has_them(
 
 
 async def test_leases_that_the_log_has_lost_are_retried_after_a_pause(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     tried = len(workers.log.groups)
     workers.failed(FULL)
-    workers.turn()
+    workers.run_iteration()
     await wait_all_tasks_blocked()
     assert len(workers.log.groups) == tried
     await trio.sleep(1.1)
@@ -329,33 +335,33 @@ async def test_leases_that_the_log_has_lost_are_retried_after_a_pause(
 
 
 async def test_a_stream_that_closes_before_its_leases_are_logged_releases_them(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     workers.close()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     assert workers.pages() == []
     frames = [frame for frame in workers.log.frames.values() if frame.kind is FrameKind.LEASE]
     assert [frame.flags for frame in frames] == [LeaseOp.CLAIMED, LeaseOp.RELEASED]
     claim = workers.claim()
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     assert workers.claimed() == [(claim, [1])]
 
 
 async def test_the_release_for_a_disconnected_front_is_logged_without_another_message(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
     workers.open(1)
-    workers.turn()
+    workers.run_iteration()
     workers.written()
     await wait_all_tasks_blocked()
     before = len(workers.log.groups)
@@ -365,15 +371,15 @@ async def test_the_release_for_a_disconnected_front_is_logged_without_another_me
 
 
 async def test_a_shard_that_temporarily_cannot_write_keeps_its_streams(
-    workers: QueueDesk, autojump_clock: MockClock
+    workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(jobs=1)
     workers.claim(lease_ms=500)
     workers.claimed()
     workers.open(1)
     waiting = workers.claim(wait_ms=30_000)
-    workers.turn()
-    workers.told()
+    workers.run_iteration()
+    workers.received()
     workers.loop.context.disk.is_stalled = True
     await trio.sleep(0.6)
     assert workers.answers() == [(waiting, "not_ready")]
@@ -383,7 +389,7 @@ async def test_a_shard_that_temporarily_cannot_write_keeps_its_streams(
 
 
 async def test_a_stream_that_holds_too_many_jobs_after_a_lost_ack_does_not_block_others(
-    workers: QueueDesk,
+    workers: QueueHarness,
 ) -> None:
     workers.queue(durability="disk")
     workers.append("q", 1, 2, 3)
@@ -393,8 +399,10 @@ async def test_a_stream_that_holds_too_many_jobs_after_a_lost_ack_does_not_block
     workers.taken()
     workers.ack(1, node="s")
     other = workers.claim()
-    workers.turn()
-    (claimed, page) = (told for told in workers.told() if "claimed" in told or "event" in told)
+    workers.run_iteration()
+    (claimed, page) = (
+        message for message in workers.received() if "claimed" in message or "event" in message
+    )
     assert (claimed["cid"], page["seqs"]) == (other, [3])
     workers.failed(FULL)
     workers.failed(FULL)

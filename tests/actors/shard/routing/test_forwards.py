@@ -33,7 +33,7 @@ BUSY, BEHIND, DONE, FULL = (
 ROUTER = 77  # an id that is in no graph
 
 
-class Bench:
+class ForwardHarness:
     """Sends forwards of the records of "a" directly, without a router. The dests are on the third
     shard, which receives the calls from another shard, or on the first shard, which calls itself.
     """
@@ -117,9 +117,9 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(routed: RoutedShards) -> Bench:
+async def harness(routed: RoutedShards) -> ForwardHarness:
     """Seqs 1 to 3 are from one append, 4 and 5 from another."""
-    found = Bench(routed)
+    found = ForwardHarness(routed)
     await found.make("b")
     await routed.append("a", 1, 2, 3)
     await routed.append("a", 4, 5)
@@ -127,110 +127,116 @@ async def bench(routed: RoutedShards) -> Bench:
     return found
 
 
-async def test_copies_and_cursor_are_one_frame(bench: Bench) -> None:
-    params = bench.params([bench.run(1), bench.run(4)])
-    assert await bench.send(params) == [(DONE, 5, 5)]
-    assert bench.shards.datas("b") == [1, 2, 3, 4, 5]
-    assert bench.shards.topic("b").derivations == {ROUTER: (5, 5)}
-    assert len(bench.forwards()) == 1
-    await bench.shards.kill(2)
-    bench.shards.start(2)
-    assert bench.shards.datas("b") == [1, 2, 3, 4, 5]
+async def test_copies_and_cursor_are_one_frame(harness: ForwardHarness) -> None:
+    params = harness.params([harness.run(1), harness.run(4)])
+    assert await harness.send(params) == [(DONE, 5, 5)]
+    assert harness.shards.datas("b") == [1, 2, 3, 4, 5]
+    assert harness.shards.topic("b").derivations == {ROUTER: (5, 5)}
+    assert len(harness.forwards()) == 1
+    await harness.shards.kill(2)
+    harness.shards.start(2)
+    assert harness.shards.datas("b") == [1, 2, 3, 4, 5]
 
 
-async def test_a_forward_that_does_not_start_at_the_cursor_is_refused(bench: Bench) -> None:
-    first = bench.params([bench.run(1)], to_seq=3)
-    assert await bench.send(first) == [(DONE, 3, 3)]
-    assert await bench.send(first) == [(BEHIND, 3, 3)], "it came twice"
-    ahead = bench.params([bench.run(4, 1)], from_seq=4)
-    assert await bench.send(ahead) == [(BEHIND, 3, 3)]
-    assert bench.shards.datas("b") == [1, 2, 3]
-    new = bench.target(router=78, start_seq=4)
-    assert await bench.send(bench.params([bench.run(1)], new)) == [(BEHIND, 4, 0)]
+async def test_a_forward_that_does_not_start_at_the_cursor_is_refused(
+    harness: ForwardHarness,
+) -> None:
+    first = harness.params([harness.run(1)], to_seq=3)
+    assert await harness.send(first) == [(DONE, 3, 3)]
+    assert await harness.send(first) == [(BEHIND, 3, 3)], "it came twice"
+    ahead = harness.params([harness.run(4, 1)], from_seq=4)
+    assert await harness.send(ahead) == [(BEHIND, 3, 3)]
+    assert harness.shards.datas("b") == [1, 2, 3]
+    new = harness.target(router=78, start_seq=4)
+    assert await harness.send(harness.params([harness.run(1)], new)) == [(BEHIND, 4, 0)]
 
 
-async def test_a_router_has_one_forward_in_flight(bench: Bench, nursery: trio.Nursery) -> None:
-    params = bench.params([bench.run(1)], to_seq=3)
+async def test_a_router_has_one_forward_in_flight(
+    harness: ForwardHarness, nursery: trio.Nursery
+) -> None:
+    params = harness.params([harness.run(1)], to_seq=3)
     found: list[list[tuple[int, int, int]]] = []
 
     async def send() -> None:
-        found.append(await bench.send(params))
+        found.append(await harness.send(params))
 
-    submit = bench.loop.commits.flush
-    bench.loop.commits.flush = lambda **_: None  # type: ignore[method-assign]
+    submit = harness.loop.commits.flush
+    harness.loop.commits.flush = lambda **_: None  # type: ignore[method-assign]
     nursery.start_soon(send)
-    await bench.shards.until(lambda: len(bench.loop.commits))
-    assert await bench.send(params) == [(BUSY, 0, 0)]
-    bench.loop.commits.flush = submit  # type: ignore[method-assign]
-    bench.loop.run_iteration()
-    await bench.shards.until(lambda: found)
+    await harness.shards.until(lambda: len(harness.loop.commits))
+    assert await harness.send(params) == [(BUSY, 0, 0)]
+    harness.loop.commits.flush = submit  # type: ignore[method-assign]
+    harness.loop.run_iteration()
+    await harness.shards.until(lambda: found)
     assert found == [[(DONE, 3, 3)]]
-    assert bench.shards.datas("b") == [1, 2, 3]
+    assert harness.shards.datas("b") == [1, 2, 3]
 
 
-async def test_a_held_dest_accepts_no_forwards(bench: Bench) -> None:
-    params = bench.params([bench.run(1)], to_seq=3)
-    bench.loop.context.held.hold("b")
-    assert await bench.send(params) == [(BUSY, 0, 0)]
-    bench.loop.context.release_topic("b")
-    assert bench.shards.datas("b") == []
-    assert await bench.send(params) == [(DONE, 3, 3)]
+async def test_a_held_dest_accepts_no_forwards(harness: ForwardHarness) -> None:
+    params = harness.params([harness.run(1)], to_seq=3)
+    harness.loop.context.held.hold("b")
+    assert await harness.send(params) == [(BUSY, 0, 0)]
+    harness.loop.context.release_topic("b")
+    assert harness.shards.datas("b") == []
+    assert await harness.send(params) == [(DONE, 3, 3)]
 
 
 @pytest.mark.slow
-async def test_a_forward_to_a_missing_or_replaced_dest_is_refused(bench: Bench) -> None:
-    other, none = bench.target(dest_id=12345, start_seq=0), bench.target("k")
-    params = bench.params([bench.run(1)], other, none)
-    assert await bench.send(params) == [(ForwardStatus.NO_DEST, 0, 0)] * 2
-    assert bench.shards.datas("b") == []
+async def test_a_forward_to_a_missing_or_replaced_dest_is_refused(harness: ForwardHarness) -> None:
+    other, none = harness.target(dest_id=12345, start_seq=0), harness.target("k")
+    params = harness.params([harness.run(1)], other, none)
+    assert await harness.send(params) == [(ForwardStatus.NO_DEST, 0, 0)] * 2
+    assert harness.shards.datas("b") == []
 
 
-async def test_a_repeated_batch_is_written_once(bench: Bench) -> None:
+async def test_a_repeated_batch_is_written_once(harness: ForwardHarness) -> None:
     """The other dests of a large fan-out refer to the same payload, unless the log has started a
     new file.
     """
-    await bench.make("f")
-    await bench.make("k", durability="ephemeral")
-    params, body = bench.with_records(bench.params([bench.run(1)], to_seq=3))
+    await harness.make("f")
+    await harness.make("k", durability="ephemeral")
+    params, body = harness.with_records(harness.params([harness.run(1)], to_seq=3))
     for dest in "bfk":
-        aimed = params._replace(targets=[bench.target(dest)])
-        assert await bench.send_as_it_is(aimed, body) == [(DONE, 3, 3, 0)]
-        assert bench.shards.datas(dest) == [1, 2, 3]
-    assert [len(frame.parts) for frame in bench.forwards()] == [2, 1, 1]
-    await bench.make("q" * 3)
-    await bench.shards.end_file(2)
-    later = [bench.target("qqq")] if bench.shards.shard_of("qqq") == 2 else [bench.target()]
-    await bench.send_as_it_is(params._replace(targets=later), body)
-    await bench.shards.kill(2)
-    bench.shards.start(2)
-    assert [bench.shards.datas(dest) for dest in "bf"] == [[1, 2, 3]] * 2
+        aimed = params._replace(targets=[harness.target(dest)])
+        assert await harness.send_as_it_is(aimed, body) == [(DONE, 3, 3, 0)]
+        assert harness.shards.datas(dest) == [1, 2, 3]
+    assert [len(frame.parts) for frame in harness.forwards()] == [2, 1, 1]
+    await harness.make("q" * 3)
+    await harness.shards.end_file(2)
+    later = [harness.target("qqq")] if harness.shards.shard_of("qqq") == 2 else [harness.target()]
+    await harness.send_as_it_is(params._replace(targets=later), body)
+    await harness.shards.kill(2)
+    harness.shards.start(2)
+    assert [harness.shards.datas(dest) for dest in "bf"] == [[1, 2, 3]] * 2
 
 
-async def test_runs_in_an_older_log_file_must_be_sent_again(bench: Bench) -> None:
+async def test_runs_in_an_older_log_file_must_be_sent_again(harness: ForwardHarness) -> None:
     """The log has started a new file since the batch was prepared."""
-    await bench.make("d")
-    target = ForwardTarget(ROUTER, "d", bench.shards.topic("d").id, 0, "r")
-    params = bench.params([bench.run(1)], target, to_seq=3)
-    bench.shards.loops[0].services.registry.has_owner_list = False
-    await bench.shards.end_file(0)
-    found = await bench.shards.call(FORWARD, params, shard=0)
+    await harness.make("d")
+    target = ForwardTarget(ROUTER, "d", harness.shards.topic("d").id, 0, "r")
+    params = harness.params([harness.run(1)], target, to_seq=3)
+    harness.shards.loops[0].services.registry.has_owner_list = False
+    await harness.shards.end_file(0)
+    found = await harness.shards.call(FORWARD, params, shard=0)
     assert isinstance(found, ForwardResult)
     assert [(*each,) for each in found.outcomes] == [(BEHIND, 0, 0, 0)]
-    assert bench.shards.datas("d") == []
+    assert harness.shards.datas("d") == []
 
 
-async def test_a_capacity_probe_is_answered_without_records(bench: Bench) -> None:
-    await bench.make("f", cap_records=1, discard="reject")
-    target = bench.target("f")
-    outcome = await bench.send_as_it_is(*bench.with_records(bench.params([bench.run(1)], target)))
+async def test_a_capacity_probe_is_answered_without_records(harness: ForwardHarness) -> None:
+    await harness.make("f", cap_records=1, discard="reject")
+    target = harness.target("f")
+    outcome = await harness.send_as_it_is(
+        *harness.with_records(harness.params([harness.run(1)], target))
+    )
     assert outcome[0][:3] == (FULL, 1, 1)
-    probe = bench.params([], target, from_seq=1, to_seq=1, need=40)
-    assert await bench.send_as_it_is(probe, b"") == [(FULL, 1, 1, 40)]
-    await bench.make("f", cap_records=2, discard="reject")
-    assert await bench.send_as_it_is(probe, b"") == [(DONE, 1, 1, 0)]
-    await bench.make("f", cap_records=9, cap_bytes=80, discard="reject")
-    assert await bench.send_as_it_is(probe._replace(need=30), b"") == [(DONE, 1, 1, 0)]
-    assert await bench.send_as_it_is(probe._replace(need=60), b"") == [(FULL, 1, 1, 60)]
+    probe = harness.params([], target, from_seq=1, to_seq=1, need=40)
+    assert await harness.send_as_it_is(probe, b"") == [(FULL, 1, 1, 40)]
+    await harness.make("f", cap_records=2, discard="reject")
+    assert await harness.send_as_it_is(probe, b"") == [(DONE, 1, 1, 0)]
+    await harness.make("f", cap_records=9, cap_bytes=80, discard="reject")
+    assert await harness.send_as_it_is(probe._replace(need=30), b"") == [(DONE, 1, 1, 0)]
+    assert await harness.send_as_it_is(probe._replace(need=60), b"") == [(FULL, 1, 1, 60)]
 
 
 @pytest.mark.parametrize(
@@ -238,71 +244,71 @@ async def test_a_capacity_probe_is_answered_without_records(bench: Bench) -> Non
 )
 @pytest.mark.parametrize("is_stamped", [False, True])
 async def test_a_dest_accepts_records_up_to_its_cap(
-    bench: Bench, cap: int, cursor: int, taken: list[int], is_stamped: bool
+    harness: ForwardHarness, cap: int, cursor: int, taken: list[int], is_stamped: bool
 ) -> None:
     """The batch skips seq 4."""
-    await bench.make("f", cap_records=cap, discard="reject")
-    rows = [bench.run(1), bench.run(4, 1)]
-    target = bench.target("f")
+    await harness.make("f", cap_records=cap, discard="reject")
+    rows = [harness.run(1), harness.run(4, 1)]
+    target = harness.target("f")
     status = DONE if cap == 4 else FULL
-    assert await bench.send(bench.params(rows, target, is_stamped=is_stamped)) == [
+    assert await harness.send(harness.params(rows, target, is_stamped=is_stamped)) == [
         (status, cursor, cap)
     ]
-    assert bench.shards.datas("f") == taken
+    assert harness.shards.datas("f") == taken
     if cap < 4:
-        again = bench.params(rows[1:], target, from_seq=cursor, is_stamped=is_stamped)
-        assert await bench.send(again) == [(FULL, cursor, cap)]
-        assert bench.shards.datas("f") == taken
+        again = harness.params(rows[1:], target, from_seq=cursor, is_stamped=is_stamped)
+        assert await harness.send(again) == [(FULL, cursor, cap)]
+        assert harness.shards.datas("f") == taken
 
 
-async def test_a_probe_returns_the_cursor_of_the_router(bench: Bench) -> None:
-    await bench.send(bench.params([bench.run(1)], to_seq=3))
-    assert await bench.send(bench.params(from_seq=3, to_seq=3)) == [(DONE, 3, 3)]
-    assert await bench.send(bench.params(from_seq=0, to_seq=0)) == [(BEHIND, 3, 3)]
-    assert len(bench.forwards()) == 1
+async def test_a_probe_returns_the_cursor_of_the_router(harness: ForwardHarness) -> None:
+    await harness.send(harness.params([harness.run(1)], to_seq=3))
+    assert await harness.send(harness.params(from_seq=3, to_seq=3)) == [(DONE, 3, 3)]
+    assert await harness.send(harness.params(from_seq=0, to_seq=0)) == [(BEHIND, 3, 3)]
+    assert len(harness.forwards()) == 1
 
 
 @pytest.mark.parametrize("is_trim", [False, True])
 async def test_a_failed_log_write_changes_neither_cursor_nor_seqs(
-    bench: Bench, nursery: trio.Nursery, is_trim: bool
+    harness: ForwardHarness, nursery: trio.Nursery, is_trim: bool
 ) -> None:
-    rows = [] if is_trim else [bench.run(1)]
-    params = bench.params(rows, to_seq=3, trimmed=3 * is_trim)
-    commits, topic, found = bench.loop.commits, bench.shards.topic("b"), list[object]()
+    rows = [] if is_trim else [harness.run(1)]
+    params = harness.params(rows, to_seq=3, trimmed=3 * is_trim)
+    commits, topic, found = harness.loop.commits, harness.shards.topic("b"), list[object]()
     await commits.wait_drained()
-    flush, lsn = commits.flush, bench.loop.context.wal.next_lsn
+    flush, lsn = commits.flush, harness.loop.context.wal.next_lsn
     commits.flush = lambda **_: None  # type: ignore[method-assign]
 
     async def send() -> None:
-        found.append(await bench.send(params))
+        found.append(await harness.send(params))
 
     nursery.start_soon(send)
-    await bench.shards.until(lambda: len(commits))
+    await harness.shards.until(lambda: len(commits))
     assert topic.next_seq == 4
     commits._roll_back(NoSpace())
-    bench.loop.context.wal.resume(lsn)
+    harness.loop.context.wal.resume(lsn)
     commits.flush = flush  # type: ignore[method-assign]
-    bench.loop.run_iteration()
-    await bench.shards.until(lambda: found)
+    harness.loop.run_iteration()
+    await harness.shards.until(lambda: found)
     assert found == [[(BUSY, 0, 0)]]
     assert (topic.next_seq, topic.head_seq, topic.derivations) == (1, 0, None)
-    assert await bench.send(params) == [(DONE, 3, 3 - 3 * is_trim)]
+    assert await harness.send(params) == [(DONE, 3, 3 - 3 * is_trim)]
     assert topic.head_seq == 3
 
 
-async def test_outcomes_are_in_the_order_of_the_routers(bench: Bench) -> None:
-    await bench.make("f", cap_records=2, discard="reject")
-    await bench.make("k", durability="ephemeral")
+async def test_outcomes_are_in_the_order_of_the_routers(harness: ForwardHarness) -> None:
+    await harness.make("f", cap_records=2, discard="reject")
+    await harness.make("k", durability="ephemeral")
     targets = (
-        bench.target("f"),
-        bench.target("b", router=1, start_seq=2),
-        bench.target("k", router=4),
-        bench.target("q"),
-        bench.target("b", router=2),
-        bench.target("b", router=3),
+        harness.target("f"),
+        harness.target("b", router=1, start_seq=2),
+        harness.target("k", router=4),
+        harness.target("q"),
+        harness.target("b", router=2),
+        harness.target("b", router=3),
     )
-    params = bench.params([bench.run(1), bench.run(4)], *targets, is_stamped=True)
-    assert await bench.send(params) == [
+    params = harness.params([harness.run(1), harness.run(4)], *targets, is_stamped=True)
+    assert await harness.send(params) == [
         (FULL, 2, 2),
         (BEHIND, 2, 0),
         (DONE, 5, 5),
@@ -310,7 +316,7 @@ async def test_outcomes_are_in_the_order_of_the_routers(bench: Bench) -> None:
         (DONE, 5, 5),
         (DONE, 5, 5),
     ]
-    records, _ = bench.shards.pages("b")
+    records, _ = harness.shards.pages("b")
     assert [record["data"] for record in records] == [1, 2, 3, 4, 5] * 2
     stamps = [record["meta"]["_topics_router"] for record in records]
     assert [stamp["source_seq"] for stamp in stamps] == [1, 2, 3, 4, 5] * 2
@@ -318,10 +324,10 @@ async def test_outcomes_are_in_the_order_of_the_routers(bench: Bench) -> None:
 
 
 async def test_an_unexpected_error_is_answered_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    harness: ForwardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The changes of one dest are in flight when those of the other fail."""
-    await bench.make("f", cap_records=1, discard="reject")
+    await harness.make("f", cap_records=1, discard="reject")
     decide = forward.forward
 
     def fail(table: Any, takers: Any, *arguments: Any) -> Any:
@@ -329,15 +335,15 @@ async def test_an_unexpected_error_is_answered_once(
             raise RuntimeError("a bug")
         return decide(table, takers, *arguments)
 
-    targets = bench.target("b"), bench.target("f", router=1)
-    params = bench.params([bench.run(1)], *targets, to_seq=3)
+    targets = harness.target("b"), harness.target("f", router=1)
+    params = harness.params([harness.run(1)], *targets, to_seq=3)
     with monkeypatch.context() as patch:
         patch.setattr(forward, "forward", fail)
-        bench.loop.services.registry.has_owner_list = False
-        found = await bench.shards.call(FORWARD, *bench.with_records(params), shard=2)
+        harness.loop.services.registry.has_owner_list = False
+        found = await harness.shards.call(FORWARD, *harness.with_records(params), shard=2)
         assert isinstance(found, TopicsError)
-    await bench.shards.until(lambda: bench.shards.datas("b") == [1, 2, 3])
-    assert await bench.send(params) == [(BEHIND, 3, 3), (FULL, 1, 1)]
+    await harness.shards.until(lambda: harness.shards.datas("b") == [1, 2, 3])
+    assert await harness.send(params) == [(BEHIND, 3, 3), (FULL, 1, 1)]
 
 
 async def test_stamps_are_copied_by_plain_routers_and_replaced_by_exactly_once_routers(
@@ -370,17 +376,19 @@ async def test_stamps_are_copied_by_plain_routers_and_replaced_by_exactly_once_r
     assert first["_topics_router"]["source_seq"] == 1
 
 
-async def test_frames_of_one_forward_never_refer_to_another_log_file(bench: Bench) -> None:
+async def test_frames_of_one_forward_never_refer_to_another_log_file(
+    harness: ForwardHarness,
+) -> None:
     """Dests with different changes get separate frames. Only the frames of the first dests fit into
     the current file. A start would refuse a log in which a frame refers to another file.
     """
-    shards, loop = bench.shards, bench.shards.loops[0]
+    shards, loop = harness.shards, harness.shards.loops[0]
     dests = [name for name in map("d{:02}".format, range(40)) if not shards.shard_of(name)][:9]
     for room, name in enumerate(dests, 20):
-        await bench.make(name, cap_records=room, discard="reject")
+        await harness.make(name, cap_records=room, discard="reject")
     await shards.end_file(0)
     await shards.append("a", *range(60))
-    runs = [bench.run(6, index, index + 1) for index in range(0, 60, 2)]
+    runs = [harness.run(6, index, index + 1) for index in range(0, 60, 2)]
     targets = [
         ForwardTarget(ROUTER + number, name, shards.topic(name).id, 0, f"r{number}")
         for number, name in enumerate(dests)
@@ -392,7 +400,7 @@ async def test_frames_of_one_forward_never_refer_to_another_log_file(bench: Benc
     await shards.write(FILLERS[0], [{"data": "x" * (left - length - 400)}])
     assert wal._tail is tail
     loop.services.registry.has_owner_list = False
-    params = bench.params(runs, *targets, from_seq=0, to_seq=65)
+    params = harness.params(runs, *targets, from_seq=0, to_seq=65)
     found = await shards.call(FORWARD, params, shard=0)
     statuses = [status for status, *_ in found.outcomes]
     assert statuses[0] == FULL

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.rpc.session import InboundMessage
 from topics.actors.shard.held_topics import Request
 from topics.actors.shard.routing.mutations import CALL_MAX_S, Mutations, call_shard
@@ -27,16 +27,16 @@ from topics.formats.wire.calls import (
 )
 
 
-class Bench:
+class MutationsHarness:
     """Sends requests that are mutations. They wait until ``gate`` is set."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk, self.done, self.gate = desk, list[int](), trio.Event()
-        self.mutations = Mutations(desk.loop.context)
+    def __init__(self, harness: ShardHarness) -> None:
+        self.harness, self.done, self.gate = harness, list[int](), trio.Event()
+        self.mutations = Mutations(harness.loop.context)
         self.failure: Exception | None = None
         self.names = ["r", "a", "b"]
-        desk.loop.router.unroute(TOPIC_GET.subject)
-        desk.loop.router.serve(TOPIC_GET, self._take)
+        harness.loop.router.unroute(TOPIC_GET.subject)
+        harness.loop.router.serve(TOPIC_GET, self._take)
 
     def _take(self, request: InboundMessage[TopicGetParams, NoResult]) -> None:
         self.mutations.add(self.names, partial(self._mutate, request), request)
@@ -49,80 +49,84 @@ class Bench:
         request.reply(NO_RESULT, b"{}")
 
     def call_shard(self) -> int:
-        return self.desk.ask(TOPIC_GET, TopicGetParams("a", False, time.monotonic_ns()))
+        return self.harness.request(TOPIC_GET, TopicGetParams("a", False, time.monotonic_ns()))
 
 
-async def test_mutations_run_in_the_order_of_their_requests(desk: Desk) -> None:
-    bench = Bench(desk)
-    asked = [bench.call_shard() for _ in range(3)]
+async def test_mutations_run_in_the_order_of_their_requests(harness: ShardHarness) -> None:
+    mutations_harness = MutationsHarness(harness)
+    asked = [mutations_harness.call_shard() for _ in range(3)]
     await wait_all_tasks_blocked()
-    assert bench.done == []
-    bench.gate.set()
+    assert mutations_harness.done == []
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert bench.done == asked
-    later = bench.call_shard()
+    assert mutations_harness.done == asked
+    later = mutations_harness.call_shard()
     await wait_all_tasks_blocked()
-    assert bench.done == [*asked, later]
+    assert mutations_harness.done == [*asked, later]
 
 
-async def test_a_hanging_mutation_delays_only_mutations_that_share_a_name(desk: Desk) -> None:
-    bench, done = Bench(desk), list[str]()
+async def test_a_hanging_mutation_delays_only_mutations_that_share_a_name(
+    harness: ShardHarness,
+) -> None:
+    mutations_harness, done = MutationsHarness(harness), list[str]()
 
     async def note(name: str) -> None:
         done.append(name)
 
-    bench.call_shard()
+    mutations_harness.call_shard()
     await wait_all_tasks_blocked()
     for names in (["b", "x"], ["y"], ["x"], ["z", "y"]):
-        bench.mutations.add(names, partial(note, "".join(names)))
+        mutations_harness.mutations.add(names, partial(note, "".join(names)))
     await wait_all_tasks_blocked()
     assert done == ["y", "zy"], "x waits for b and x, which wait for the hanging mutation"
-    bench.gate.set()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
     assert done == ["y", "zy", "bx", "x"]
 
 
 @pytest.mark.parametrize("failure", [TopicFull("full"), ValueError("a bug")])
 async def test_a_failure_is_reported_and_the_next_mutation_runs(
-    desk: Desk, failure: Exception
+    harness: ShardHarness, failure: Exception
 ) -> None:
-    bench = Bench(desk)
-    bench.failure = failure
-    first, second = bench.call_shard(), bench.call_shard()
-    bench.gate.set()
+    mutations_harness = MutationsHarness(harness)
+    mutations_harness.failure = failure
+    first, second = mutations_harness.call_shard(), mutations_harness.call_shard()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert bench.done == [first, second]
+    assert mutations_harness.done == [first, second]
     code = failure.code if isinstance(failure, TopicFull) else 2000
-    assert desk.answers() == [(first, code), (second, code)]
+    assert harness.answers() == [(first, code), (second, code)]
 
 
-async def test_a_failed_mutation_without_a_request_does_not_stop_later_ones(desk: Desk) -> None:
-    bench = Bench(desk)
+async def test_a_failed_mutation_without_a_request_does_not_stop_later_ones(
+    harness: ShardHarness,
+) -> None:
+    mutations_harness = MutationsHarness(harness)
 
     async def fail() -> None:
         raise NotReady("no space")
 
     broken: Callable[[], Awaitable[None]] = fail
-    bench.mutations.add(["r"], broken)
-    bench.gate.set()
-    asked = bench.call_shard()
+    mutations_harness.mutations.add(["r"], broken)
+    mutations_harness.gate.set()
+    asked = mutations_harness.call_shard()
     await wait_all_tasks_blocked()
-    assert bench.done == [asked]
+    assert mutations_harness.done == [asked]
 
 
-async def test_mutations_of_a_disconnected_caller_do_not_start(desk: Desk) -> None:
-    bench = Bench(desk)
-    first = bench.call_shard()
-    bench.call_shard()
+async def test_mutations_of_a_disconnected_caller_do_not_start(harness: ShardHarness) -> None:
+    mutations_harness = MutationsHarness(harness)
+    first = mutations_harness.call_shard()
+    mutations_harness.call_shard()
     await wait_all_tasks_blocked()
-    desk.session.close()
-    bench.gate.set()
+    harness.session.close()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert bench.done == [first], "which was in progress"
+    assert mutations_harness.done == [first], "which was in progress"
 
 
-async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(desk: Desk) -> None:
-    context = desk.loop.context
+async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(harness: ShardHarness) -> None:
+    context = harness.loop.context
     found = await call_shard(context, 0, TOPIC_LIST, TopicListParams("", None, 9, False, None))
     assert found.items == []
     with pytest.raises(TopicNotFound):
@@ -132,12 +136,12 @@ async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(desk: Desk)
 
 
 async def test_ask_times_out_if_the_shard_does_not_reply(
-    desk: Desk, autojump_clock: MockClock
+    harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
-    bench, began = Bench(desk), trio.current_time()
+    mutations_harness, began = MutationsHarness(harness), trio.current_time()
     with pytest.raises(NotReady, match="does not respond"):
-        await call_shard(desk.loop.context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
+        await call_shard(harness.loop.context, 0, TOPIC_GET, TopicGetParams("a", False, 1))
     assert trio.current_time() - began == CALL_MAX_S
-    bench.gate.set()
+    mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert len(bench.done) == 1, "the late reply is dropped"
+    assert len(mutations_harness.done) == 1, "the late reply is dropped"

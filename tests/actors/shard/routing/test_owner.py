@@ -196,7 +196,7 @@ async def test_an_unresponsive_shard_delays_other_mutations_only_briefly(
     assert (await shards.delete("r"))["deleted"] is True
     assert (await shards.put("t", "c", "a"))["created"] is True
     shards.on_message = lambda *_: True
-    shards.let_go()
+    shards.deliver_held()
     await shards.agree()
     assert shards.names == ["s", "t"]
     assert (await shards.put("s", "c", "k"))["created"] is False
@@ -362,7 +362,7 @@ async def _kill_at(shards: Shards, act: Callable[[Shards], Any], victim: int, st
         return True
     await shards.kill(victim)
     shards.on_message = lambda *_: True
-    shards.let_go()
+    shards.deliver_held()
     shards.start(victim)
     with trio.move_on_after(2):
         await done.wait()
@@ -445,7 +445,7 @@ async def test_a_router_is_shown_only_after_its_pending_change(
     await trio.sleep(0.05)
     assert shown == []
     shards.on_message = lambda *_: True
-    shards.let_go()
+    shards.deliver_held()
     with trio.fail_after(5):
         while not shown:
             await trio.lowlevel.checkpoint()

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.engine.routing.test_graph import router
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.peers import PEER_UNAVAILABLE
 from topics.actors.shard.routing import pushes
 from topics.actors.shard.routing.pushes import Pushes, row_of
@@ -46,7 +46,7 @@ class FakePeers:
         _, _, then = self.asked.pop(0)
         then(answer or FakeReply(RouterSyncResult(orphans, [])))
 
-    def told(self) -> list[tuple[int, list[int], list[int], bool]]:
+    def received(self) -> list[tuple[int, list[int], list[int], bool]]:
         """Return shard, ids, removed ids and `is_all` of each message without a reply."""
         return [
             (shard, [row[0] for row in params.routers], [*params.removed], params.is_all)
@@ -62,42 +62,44 @@ class FakeReply:
         """Do nothing, because the reply uses no shared memory."""
 
 
-class Bench:
-    def __init__(self, desk: Desk) -> None:
+class PushesHarness:
+    def __init__(self, harness: ShardHarness) -> None:
         self.peers, self.orphans = FakePeers(), list[int]()
-        desk.loop.context.peers = cast("Any", self.peers)
-        self.graph: RouterGraph = desk.engine.routers
-        self.pushes = Pushes(desk.loop.context, self.orphans.extend)
+        harness.loop.context.peers = cast("Any", self.peers)
+        self.graph: RouterGraph = harness.engine.routers
+        self.pushes = Pushes(harness.loop.context, self.orphans.extend)
         self.graph.put(router(1, "ab"))
         self.graph.put(router(2, "bc"))
         self.graph.put(router(3, "cd"))
 
 
 @pytest.fixture
-def bench(desk: Desk) -> Bench:
-    return Bench(desk)
+def pushes_harness(harness: ShardHarness) -> PushesHarness:
+    return PushesHarness(harness)
 
 
-async def test_a_shard_receives_all_routers_with_an_end_on_it(bench: Bench) -> None:
-    bench.pushes.push_all(0)
-    bench.pushes.push_all(1)
-    assert bench.peers.told() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
+async def test_a_shard_receives_all_routers_with_an_end_on_it(
+    pushes_harness: PushesHarness,
+) -> None:
+    pushes_harness.pushes.push_all(0)
+    pushes_harness.pushes.push_all(1)
+    assert pushes_harness.peers.received() == [(0, [1, 2], [], True), (1, [2, 3], [], True)]
 
 
 async def test_a_change_is_sent_to_both_ends_in_one_message_each(
-    bench: Bench, nursery: trio.Nursery
+    pushes_harness: PushesHarness, nursery: trio.Nursery
 ) -> None:
-    by_id = bench.graph.by_id
+    by_id = pushes_harness.graph.by_id
     results: list[Any] = []
 
     async def push() -> None:
-        results.append(await bench.pushes.push_each([by_id[2]], [by_id[1]]))
+        results.append(await pushes_harness.pushes.push_each([by_id[2]], [by_id[1]]))
 
     nursery.start_soon(push)
     await trio.testing.wait_all_tasks_blocked()
-    assert bench.peers.told() == [(0, [2], [1], False), (1, [2], [], False)]
-    bench.peers.answer()
-    bench.peers.answer(AWAY)
+    assert pushes_harness.peers.received() == [(0, [2], [1], False), (1, [2], [], False)]
+    pushes_harness.peers.answer()
+    pushes_harness.peers.answer(AWAY)
     await trio.testing.wait_all_tasks_blocked()
     assert results[0][0].result == RouterSyncResult((), [])
     with pytest.raises(NotReady):
@@ -105,56 +107,58 @@ async def test_a_change_is_sent_to_both_ends_in_one_message_each(
 
 
 async def test_a_shard_is_up_to_date_after_it_accepts_the_list_and_all_later_changes(
-    bench: Bench,
+    pushes_harness: PushesHarness,
 ) -> None:
     knows = []
-    bench.pushes.push_all(0)
-    knows.append(bench.pushes.is_up_to_date(0))
-    bench.peers.answer()
-    knows.append(bench.pushes.is_up_to_date(0))
-    bench.pushes.push(0, [], [bench.graph.by_id[1]])
-    knows.append(bench.pushes.is_up_to_date(0))
-    bench.peers.answer()
-    knows.append(bench.pushes.is_up_to_date(0))
-    bench.peers.there = {1}
-    knows.append(bench.pushes.is_up_to_date(0))
+    pushes_harness.pushes.push_all(0)
+    knows.append(pushes_harness.pushes.is_up_to_date(0))
+    pushes_harness.peers.answer()
+    knows.append(pushes_harness.pushes.is_up_to_date(0))
+    pushes_harness.pushes.push(0, [], [pushes_harness.graph.by_id[1]])
+    knows.append(pushes_harness.pushes.is_up_to_date(0))
+    pushes_harness.peers.answer()
+    knows.append(pushes_harness.pushes.is_up_to_date(0))
+    pushes_harness.peers.there = {1}
+    knows.append(pushes_harness.pushes.is_up_to_date(0))
     assert knows == [False, True, False, True, False]
 
 
 async def test_a_shard_that_refused_a_change_is_sent_the_complete_list(
-    bench: Bench, autojump_clock: MockClock
+    pushes_harness: PushesHarness, autojump_clock: MockClock
 ) -> None:
-    bench.pushes.push_all(0)
-    bench.peers.answer()
+    pushes_harness.pushes.push_all(0)
+    pushes_harness.peers.answer()
     for _ in range(2):
-        bench.pushes.push(0, [bench.graph.by_id[1]], [])
+        pushes_harness.pushes.push(0, [pushes_harness.graph.by_id[1]], [])
     for _ in range(2):
-        bench.peers.answer(Internal("a bug"))
-    assert not bench.pushes.is_up_to_date(0)
-    bench.graph.remove(2)
+        pushes_harness.peers.answer(Internal("a bug"))
+    assert not pushes_harness.pushes.is_up_to_date(0)
+    pushes_harness.graph.remove(2)
     await trio.sleep(pushes.RETRY_S + 0.1)
-    assert bench.peers.told() == [(0, [1], [], True)], "one message with the current graph"
-    bench.peers.answer()
-    assert bench.pushes.is_up_to_date(0)
+    assert pushes_harness.peers.received() == [(0, [1], [], True)], (
+        "one message with the current graph"
+    )
+    pushes_harness.peers.answer()
+    assert pushes_harness.pushes.is_up_to_date(0)
 
 
 async def test_an_unreachable_shard_is_sent_nothing(
-    bench: Bench, autojump_clock: MockClock
+    pushes_harness: PushesHarness, autojump_clock: MockClock
 ) -> None:
-    bench.pushes.push_all(0)
-    bench.peers.answer(AWAY)
-    bench.pushes.push_all(1)
-    bench.peers.answer(Internal("a bug"))
-    bench.peers.there = set()
+    pushes_harness.pushes.push_all(0)
+    pushes_harness.peers.answer(AWAY)
+    pushes_harness.pushes.push_all(1)
+    pushes_harness.peers.answer(Internal("a bug"))
+    pushes_harness.peers.there = set()
     await trio.sleep(10)
-    assert bench.peers.told() == []
+    assert pushes_harness.peers.received() == []
 
 
 async def test_a_push_times_out_if_the_shard_does_not_reply(
-    bench: Bench, autojump_clock: MockClock
+    pushes_harness: PushesHarness, autojump_clock: MockClock
 ) -> None:
     began = trio.current_time()
-    found = await bench.pushes.push_each([bench.graph.by_id[1]], [])
+    found = await pushes_harness.pushes.push_each([pushes_harness.graph.by_id[1]], [])
     assert trio.current_time() - began == pushes.REPLY_MAX_S
     with pytest.raises(NotReady, match="does not respond"):
         _ = found[0].result
@@ -181,7 +185,7 @@ def test_a_row_contains_all_fields_that_the_shards_need() -> None:
     )
 
 
-async def test_reported_orphans_are_passed_on(bench: Bench) -> None:
-    bench.pushes.push_all(0)
-    bench.peers.answer(orphans=(2, 1))
-    assert bench.orphans == [2, 1]
+async def test_reported_orphans_are_passed_on(pushes_harness: PushesHarness) -> None:
+    pushes_harness.pushes.push_all(0)
+    pushes_harness.peers.answer(orphans=(2, 1))
+    assert pushes_harness.orphans == [2, 1]

@@ -14,7 +14,7 @@ import trio
 from tests.actors.shard.test_metrics import made_again
 from tests.support.quota import Caps
 from tests.support.routing import RoutedShards
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.shard.routing import registry as registry_module
 from topics.actors.shard.routing.registry import RouterRegistry
 from topics.actors.shard.routing.router_worker import RouterWorker, WorkerState
@@ -39,7 +39,7 @@ from topics.formats.wire.calls import (
 from topics.formats.wire.envelope import Failure, Success, decode
 
 
-class Bench:
+class RegistryHarness:
     """The registry of the second shard, which owns "c", "g" and "l". The messages of the real owner
     have been received before.
     """
@@ -107,101 +107,134 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(routed: RoutedShards) -> Bench:
-    found = Bench(routed)
+async def registry_harness(routed: RoutedShards) -> RegistryHarness:
+    found = RegistryHarness(routed)
     for name in "acgl":
         await routed.make(name)
     await routed.until(lambda: found.registry.has_owner_list)
     return found
 
 
-async def test_routers_are_registered_by_their_local_ends(bench: Bench) -> None:
-    assert await bench.sync(bench.row(1, "c", "g"), bench.row(2, "a", "g")) == ([], {})
-    assert {dest: sorted(rows) for dest, rows in bench.registry.by_dest.items()} == {"g": [1, 2]}
-    assert [*bench.workers.known()] == [1], "the source of the other router is on another shard"
-    assert [bench.registry.has_routers(name) for name in "cgl"] == [True, True, False]
-    assert bench.shards.loops[1].context.routers_of("c")
+async def test_routers_are_registered_by_their_local_ends(
+    registry_harness: RegistryHarness,
+) -> None:
+    assert await registry_harness.sync(
+        registry_harness.row(1, "c", "g"), registry_harness.row(2, "a", "g")
+    ) == ([], {})
+    assert {dest: sorted(rows) for dest, rows in registry_harness.registry.by_dest.items()} == {
+        "g": [1, 2]
+    }
+    assert [*registry_harness.workers.known()] == [1], (
+        "the source of the other router is on another shard"
+    )
+    assert [registry_harness.registry.has_routers(name) for name in "cgl"] == [True, True, False]
+    assert registry_harness.shards.loops[1].context.routers_of("c")
 
 
-async def test_removed_routers_stop_and_their_totals_are_returned(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"), bench.row(3, "a", "g"))
-    await bench.shards.write("c", [{"data": 1}, {"data": 2}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1, 2])
-    assert await bench.sync(removed=(1, 3, 50)) == ([], {1: 2})
-    assert await bench.sync(removed=(1,)) == ([], {})
-    assert {dest: [*rows] for dest, rows in bench.registry.by_dest.items()} == {"l": [2]}
-    await bench.shards.write("c", [{"data": 3}])
-    await bench.shards.until(lambda: bench.shards.datas("l") == [1, 2, 3])
-    assert bench.shards.datas("g") == [1, 2]
+async def test_removed_routers_stop_and_their_totals_are_returned(
+    registry_harness: RegistryHarness,
+) -> None:
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "g"),
+        registry_harness.row(2, "c", "l"),
+        registry_harness.row(3, "a", "g"),
+    )
+    await registry_harness.shards.write("c", [{"data": 1}, {"data": 2}])
+    await registry_harness.shards.until(
+        lambda: registry_harness.shards.datas("g") == registry_harness.shards.datas("l") == [1, 2]
+    )
+    assert await registry_harness.sync(removed=(1, 3, 50)) == ([], {1: 2})
+    assert await registry_harness.sync(removed=(1,)) == ([], {})
+    assert {dest: [*rows] for dest, rows in registry_harness.registry.by_dest.items()} == {"l": [2]}
+    await registry_harness.shards.write("c", [{"data": 3}])
+    await registry_harness.shards.until(lambda: registry_harness.shards.datas("l") == [1, 2, 3])
+    assert registry_harness.shards.datas("g") == [1, 2]
 
 
 async def test_a_total_is_returned_after_forwards_in_flight_complete(
-    bench: Bench, nursery: trio.Nursery
+    registry_harness: RegistryHarness, nursery: trio.Nursery
 ) -> None:
-    shards = bench.shards
-    await bench.sync(bench.row(1, "c", "a"), bench.row(2, "c", "g"))
+    shards = registry_harness.shards
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "a"), registry_harness.row(2, "c", "g")
+    )
     await shards.write("c", [{"data": 1}])
     await shards.until(lambda: shards.datas("a") == shards.datas("g") == [1])
     shards.hold_forwards(1, 0)
     await shards.write("c", [{"data": 2}])
-    await shards.until(lambda: bench.is_in_flight(1) and shards.datas("g") == [1, 2])
+    await shards.until(lambda: registry_harness.is_in_flight(1) and shards.datas("g") == [1, 2])
     results: list[Any] = []
 
     async def remove() -> None:
-        results.append(await bench.sync(removed=(1, 2)))
+        results.append(await registry_harness.sync(removed=(1, 2)))
 
     nursery.start_soon(remove)
     await trio.sleep(0.05)
-    assert (results, [*bench.workers.known()]) == ([], [])
-    shards.go_on()
+    assert (results, [*registry_harness.workers.known()]) == ([], [])
+    shards.deliver_all()
     await shards.until(lambda: results)
     assert results == [([], {1: 2, 2: 2})]
 
 
-async def test_a_complete_list_removes_all_other_routers_and_their_state(bench: Bench) -> None:
-    await bench.sync(bench.row(1, "c", "g"), bench.row(2, "c", "l"))
-    await bench.shards.write("c", [{"data": 1}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == bench.shards.datas("l") == [1])
-    set_derivation(bench.shards.topic("l"), 9, Derivation(4, 4))
-    assert await bench.sync(bench.row(2, "c", "l"), is_all=True) == ([], {1: 1})
-    assert [*bench.workers.known()] == [2]
-    assert [*bench.registry.by_dest] == ["l"]
-    assert bench.shards.topic("g").derivations is None
-    assert bench.shards.topic("l").derivations == {2: (1, 1)}
+async def test_a_complete_list_removes_all_other_routers_and_their_state(
+    registry_harness: RegistryHarness,
+) -> None:
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "g"), registry_harness.row(2, "c", "l")
+    )
+    await registry_harness.shards.write("c", [{"data": 1}])
+    await registry_harness.shards.until(
+        lambda: registry_harness.shards.datas("g") == registry_harness.shards.datas("l") == [1]
+    )
+    set_derivation(registry_harness.shards.topic("l"), 9, Derivation(4, 4))
+    assert await registry_harness.sync(registry_harness.row(2, "c", "l"), is_all=True) == (
+        [],
+        {1: 1},
+    )
+    assert [*registry_harness.workers.known()] == [2]
+    assert [*registry_harness.registry.by_dest] == ["l"]
+    assert registry_harness.shards.topic("g").derivations is None
+    assert registry_harness.shards.topic("l").derivations == {2: (1, 1)}
 
 
-async def test_a_restored_router_continues_at_its_previous_cursor(bench: Bench) -> None:
+async def test_a_restored_router_continues_at_its_previous_cursor(
+    registry_harness: RegistryHarness,
+) -> None:
     """A PUT with other ends removes the router from the shard. If the change cannot be logged, the
     router is restored with its old ends.
     """
-    await bench.sync(bench.row(1, "c", "g"))
-    await bench.shards.write("c", [{"data": 1}])
-    await bench.shards.until(lambda: bench.shards.datas("g") == [1])
-    assert await bench.sync(removed=(1,)) == ([], {1: 1})
-    await bench.sync(bench.row(1, "c", "g"), is_all=True)
-    await bench.shards.write("c", [{"data": 2}])
-    await bench.shards.until(lambda: len(bench.shards.datas("g")) > 1)
+    await registry_harness.sync(registry_harness.row(1, "c", "g"))
+    await registry_harness.shards.write("c", [{"data": 1}])
+    await registry_harness.shards.until(lambda: registry_harness.shards.datas("g") == [1])
+    assert await registry_harness.sync(removed=(1,)) == ([], {1: 1})
+    await registry_harness.sync(registry_harness.row(1, "c", "g"), is_all=True)
+    await registry_harness.shards.write("c", [{"data": 2}])
+    await registry_harness.shards.until(lambda: len(registry_harness.shards.datas("g")) > 1)
     await trio.sleep(0.02)
-    assert bench.shards.datas("g") == [1, 2]
+    assert registry_harness.shards.datas("g") == [1, 2]
 
 
-async def test_routers_whose_local_end_is_missing_are_orphans(bench: Bench) -> None:
+async def test_routers_whose_local_end_is_missing_are_orphans(
+    registry_harness: RegistryHarness,
+) -> None:
     rows = [
-        bench.row(1, "c", "g"),
-        bench.row(2, "r", "a"),  # no such source
-        bench.row(3, "a", "z"),  # no such dest
-        bench.row(4, "c", "l", source_id=99),  # another topic with that name
-        bench.row(5, "c", "l", dest_id=99),
-        bench.row(6, "c", "nowhere"),  # the owning shard checks whether it exists
-        bench.row(7, "c", "b"),
+        registry_harness.row(1, "c", "g"),
+        registry_harness.row(2, "r", "a"),  # no such source
+        registry_harness.row(3, "a", "z"),  # no such dest
+        registry_harness.row(4, "c", "l", source_id=99),  # another topic with that name
+        registry_harness.row(5, "c", "l", dest_id=99),
+        registry_harness.row(6, "c", "nowhere"),  # the owning shard checks whether it exists
+        registry_harness.row(7, "c", "b"),
     ]
     elsewhere = [
-        row.id for row in rows if row.id in (6, 7) and bench.shards.shard_of(row.dest) != 1
+        row.id
+        for row in rows
+        if row.id in (6, 7) and registry_harness.shards.shard_of(row.dest) != 1
     ]
-    found, _ = await bench.sync(*rows)
+    found, _ = await registry_harness.sync(*rows)
     assert found == sorted({2, 3, 4, 5, 6} - set(elsewhere))
-    assert sorted(bench.workers.known()) == sorted([1, *elsewhere])
-    assert "l" not in bench.registry.by_dest
+    assert sorted(registry_harness.workers.known()) == sorted([1, *elsewhere])
+    assert "l" not in registry_harness.registry.by_dest
 
 
 async def test_before_the_first_list_every_topic_may_have_routers(routed: RoutedShards) -> None:
@@ -222,56 +255,62 @@ async def test_before_the_first_list_every_topic_may_have_routers(routed: Routed
     assert not registry.has_routers("c")
 
 
-async def test_stats_wait_for_forwards_in_flight(bench: Bench, nursery: trio.Nursery) -> None:
-    shards = bench.shards
-    await bench.sync(bench.row(1, "c", "a"), bench.row(2, "c", "g"))
-    await shards.until(lambda: bench.is_known(1) and bench.is_known(2))
+async def test_stats_wait_for_forwards_in_flight(
+    registry_harness: RegistryHarness, nursery: trio.Nursery
+) -> None:
+    shards = registry_harness.shards
+    await registry_harness.sync(
+        registry_harness.row(1, "c", "a"), registry_harness.row(2, "c", "g")
+    )
+    await shards.until(lambda: registry_harness.is_known(1) and registry_harness.is_known(2))
     shards.hold_forwards(1, 0)
     await shards.write("c", [{"data": 1}])
-    await shards.until(lambda: bench.is_in_flight(1) and shards.datas("g") == [1])
+    await shards.until(lambda: registry_harness.is_in_flight(1) and shards.datas("g") == [1])
     results: list[Any] = []
 
-    async def ask() -> None:
-        results.append(await bench.stats(1, 2))
+    async def request() -> None:
+        results.append(await registry_harness.stats(1, 2))
 
-    nursery.start_soon(ask)
+    nursery.start_soon(request)
     await trio.sleep(0.05)
     assert results == []
-    shards.go_on()
+    shards.deliver_all()
     await shards.until(lambda: results)
     assert [each[:3] for each in results[0]] == [(1, 1, 0), (2, 1, 0)]
 
 
 async def test_stats_do_not_wait_longer_than_half_a_second(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    registry_harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert registry_module.SETTLE_S == 0.5
     monkeypatch.setattr(registry_module, "SETTLE_S", 0.1)
-    shards = bench.shards
-    await bench.sync(bench.row(1, "c", "a"))
+    shards = registry_harness.shards
+    await registry_harness.sync(registry_harness.row(1, "c", "a"))
     await shards.write("c", [{"data": 1}])
     await shards.until(lambda: shards.datas("a") == [1])
     shards.on_message = lambda *found: found != (0, 1, FORWARD.subject)
     await shards.write("c", [{"data": 2}])
     await shards.until(lambda: shards.datas("a") == [1, 2])
     began = trio.current_time()
-    ((router, total, lag_records, _),) = await bench.stats(1)
+    ((router, total, lag_records, _),) = await registry_harness.stats(1)
     assert (router, total, lag_records) == (1, 1, 1)
     assert trio.current_time() - began > 0.09
-    shards.go_on()
-    await shards.until(lambda: bench.workers.stats(1) == (1, 2, 0, 0))
+    shards.deliver_all()
+    await shards.until(lambda: registry_harness.workers.stats(1) == (1, 2, 0, 0))
 
 
 # Ends of routers: topics that exist or are created
 
 
-def ask(desk: Desk, topic: str, *, create: bool = False, place_until_ms: int = 0) -> None:
-    desk.ask(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
+def request(
+    harness: ShardHarness, topic: str, *, create: bool = False, place_until_ms: int = 0
+) -> None:
+    harness.request(ROUTER_ENDPOINT, EndpointParams(topic, create, place_until_ms))
 
 
-def results(desk: Desk) -> list[EndpointResult | str]:
+def results(harness: ShardHarness) -> list[EndpointResult | str]:
     found: list[EndpointResult | str] = []
-    for frame in desk.wire.take():
+    for frame in harness.wire.take():
         answer = decode(frame.payload)
         if isinstance(answer, Failure):
             found.append(answer.data["code"])
@@ -281,59 +320,59 @@ def results(desk: Desk) -> list[EndpointResult | str]:
     return found
 
 
-def expected(desk: Desk, name: str, head_seq: int) -> EndpointResult:
-    topic = desk.engine.topic(name)
+def expected(harness: ShardHarness, name: str, head_seq: int) -> EndpointResult:
+    topic = harness.engine.topic(name)
     return EndpointResult(topic.id, topic.epoch, head_seq)
 
 
 async def test_an_existing_topic_is_returned_immediately_with_its_committed_head(
-    desk: Desk,
+    harness: ShardHarness,
 ) -> None:
-    desk.make("a")
-    desk.append("a", 1, 2)
-    desk.written()
-    desk.answers()
-    desk.append("a", 3)
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    assert results(desk) == [expected(desk, "a", 2)] * 2
+    harness.make("a")
+    harness.append("a", 1, 2)
+    harness.written()
+    harness.answers()
+    harness.append("a", 3)
+    request(harness, "a", create=True)
+    request(harness, "a")
+    assert results(harness) == [expected(harness, "a", 2)] * 2
 
 
-async def test_a_held_topic_is_returned_immediately(desk: Desk) -> None:
-    desk.make("a")
-    desk.loop.context.held.hold("a")
-    ask(desk, "a", create=True)
-    assert results(desk) == [expected(desk, "a", 0)]
+async def test_a_held_topic_is_returned_immediately(harness: ShardHarness) -> None:
+    harness.make("a")
+    harness.loop.context.held.hold("a")
+    request(harness, "a", create=True)
+    assert results(harness) == [expected(harness, "a", 0)]
 
 
-async def test_a_created_topic_is_returned_after_its_sync(desk: Desk) -> None:
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    assert [frame.kind for frame in desk.log.frames.values()] == [FrameKind.TOPIC]
-    desk.written()
-    assert results(desk) == []
-    desk.synced()
-    assert results(desk) == [expected(desk, "a", 0)] * 2
+async def test_a_created_topic_is_returned_after_its_sync(harness: ShardHarness) -> None:
+    request(harness, "a", create=True)
+    request(harness, "a")
+    assert [frame.kind for frame in harness.log.frames.values()] == [FrameKind.TOPIC]
+    harness.written()
+    assert results(harness) == []
+    harness.synced()
+    assert results(harness) == [expected(harness, "a", 0)] * 2
 
 
-async def test_a_topic_that_could_not_be_created_does_not_exist(desk: Desk) -> None:
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    desk.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
-    assert results(desk) == ["not_ready"] * 2
-    ask(desk, "a", create=True)
-    ask(desk, "a")
-    assert results(desk) == ["not_ready", EndpointResult(0, 0, 0)]
+async def test_a_topic_that_could_not_be_created_does_not_exist(harness: ShardHarness) -> None:
+    request(harness, "a", create=True)
+    request(harness, "a")
+    harness.failed(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert results(harness) == ["not_ready"] * 2
+    request(harness, "a", create=True)
+    request(harness, "a")
+    assert results(harness) == ["not_ready", EndpointResult(0, 0, 0)]
 
 
-async def test_a_reserved_slot_can_be_used_until_it_expires(desk: Desk) -> None:
-    caps = Caps(desk.engine, max_topics=1)
+async def test_a_reserved_slot_can_be_used_until_it_expires(harness: ShardHarness) -> None:
+    caps = Caps(harness.engine, max_topics=1)
     caps.topics.others = 1  # the slot that is reserved for this end
-    now_ms = desk.loop.context.now.ms
-    ask(desk, "late", create=True, place_until_ms=now_ms - 1)
-    ask(desk, "a", create=True, place_until_ms=now_ms + 60_000)
-    desk.synced()
-    assert results(desk) == ["throttled", expected(desk, "a", 0)]
+    now_ms = harness.loop.context.now.ms
+    request(harness, "late", create=True, place_until_ms=now_ms - 1)
+    request(harness, "a", create=True, place_until_ms=now_ms + 60_000)
+    harness.synced()
+    assert results(harness) == ["throttled", expected(harness, "a", 0)]
     assert caps.topics.own == 1
 
 
@@ -356,6 +395,6 @@ async def test_a_router_is_omitted_until_its_dest_has_reported_its_cursor(
     routed.on_message = lambda *found: found[2] != FORWARD.subject
     await routed.route("a>b")
     assert await routers(routed) == ([], True)
-    routed.go_on()
+    routed.deliver_all()
     await routed.settle()
     assert await routers(routed) == ([RouterMetrics("a>b", 0, 0, 0)], False)

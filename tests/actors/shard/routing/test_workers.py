@@ -174,7 +174,7 @@ async def test_reads_and_deletes_of_a_dest_do_not_include_forwards_in_flight(
     nursery.start_soon(delete)
     held = routed.loops[2].context.held
     await routed.until(lambda: held.is_held("b"))
-    routed.go_on()
+    routed.deliver_all()
     await routed.until(lambda: found)
     assert (found[0]["deleted"], found[0]["routers_removed"]) == (True, ["a>b"])
     assert routed.datas("a") == [1]
@@ -213,7 +213,7 @@ async def test_records_appended_during_a_forward_are_sent_in_the_next_one(
     await routed.write("a", datas(3))
     await trio.sleep(0.05)
     assert len(routed.sent()) == 1
-    routed.go_on()
+    routed.deliver_all()
     await routed.settle()
     assert [(each.from_seq, each.to_seq) for each in routed.sent()] == [(0, 1), (1, 3)]
     assert routed.datas("b") == [1, 2, 3]
@@ -320,7 +320,7 @@ async def test_a_forward_whose_reply_is_lost_is_applied_once(routed: RoutedShard
     await routed.until(lambda: routed.datas("b") == [1, 2])
     await routed.write("a", datas(3))
     routed.disconnect(0, 2)
-    routed.go_on()
+    routed.deliver_all()
     routed.connect(0, 2)
     await routed.settle()
     assert routed.datas("b") == [1, 2, 3]
@@ -529,7 +529,7 @@ async def test_a_source_that_missed_the_removal_of_a_router_forwards_nothing(
     await routed.append("c", 4)
     await trio.sleep(0.1)
     assert routed.topic("b").head_seq == 3
-    routed.go_on()
+    routed.deliver_all()
     await routed.append("c", 5)
     await trio.sleep(0.1)
     assert routed.topic("b").head_seq == 3

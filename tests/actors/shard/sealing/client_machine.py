@@ -256,7 +256,7 @@ class ClientMachine(RuleBasedStateMachine):
         if name not in self.names:
             return
         topic, model = self.client.engine.topics[name], self.models[self.names[name]]
-        if topic.is_perishable:
+        if topic.may_expire:
             change = self.client.engine.expire(topic, self.client.now)
             if change is not None:
                 self.client.commits.submit(change, None)

@@ -63,13 +63,13 @@ def damaged_by(header: Any) -> dict[int, list[tuple[int, int]]]:
 def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_permanently(
     small: Sealer, seed: int, stepping: list[Any]
 ) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     two_topics(small)
     first = first_log(small.path)
-    header = dice.choice(frames_of(first))
+    header = rng.choice(frames_of(first))
     offset = FILE_HEADER_BYTES + header.lsn
-    at = offset + dice.randrange(FRAME_HEADER_BYTES + header.body_len)
-    flip(first, at, 1 << dice.randrange(8))
+    at = offset + rng.randrange(FRAME_HEADER_BYTES + header.body_len)
+    flip(first, at, 1 << rng.randrange(8))
     hurt_bytes = first.read_bytes()
     small.checkpoint()
     expected = damaged_by(header)

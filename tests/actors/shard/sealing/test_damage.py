@@ -29,9 +29,9 @@ def client(tmp_path: Path) -> Iterator[Sealer]:
 
 def fill(client: Sealer, count: int = 400, size: int = 4000, topic: str = "a") -> None:
     for number in range(count):
-        dice = random.Random(number)
+        rng = random.Random(number)
         record = {
-            "data": "x" * dice.randrange(size),
+            "data": "x" * rng.randrange(size),
             "node": ["me", "you"][number % 2],
             "tag": f"t{number % 3}",
         }
@@ -81,25 +81,25 @@ def damaged_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> s
 def test_a_reader_receives_every_intact_record_and_a_report_of_the_others(
     client: Sealer, seed: int
 ) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     fill(client)
     topic = client.engine.topic("a")
-    deleted = {seq for seq in range(1, 401) if dice.random() < 0.2} if seed % 3 else set()
+    deleted = {seq for seq in range(1, 401) if rng.random() < 0.2} if seed % 3 else set()
     if deleted:
         client.delete_records("a", match=["tag", "Eq", "t1"])
         deleted = {seq for seq in range(1, 401) if (seq - 1) % 3 == 1}
     damaged: set[int] = set()
     for segment, entry in extents(client):
         chunks = -(-entry.blob_bytes // CHUNK_BYTES)
-        for chunk in dice.sample(range(chunks), dice.randrange(4)):
+        for chunk in rng.sample(range(chunks), rng.randrange(4)):
             damaged |= damaged_seqs(client, segment, 0, chunk)
     for _ in range(6):
-        mine = dice.random() < 0.5
+        mine = rng.random() < 0.5
         asked = {
-            "limit": dice.choice([1, 7, 1000]),
-            "max_batch_bytes": dice.choice([1, 50_000, 1 << 20]),
-            "include_tags": dice.random() < 0.5,
-            "include_data": dice.random() < 0.7,
+            "limit": rng.choice([1, 7, 1000]),
+            "max_batch_bytes": rng.choice([1, 50_000, 1 << 20]),
+            "include_tags": rng.random() < 0.5,
+            "include_data": rng.random() < 0.7,
             "nodes": frozenset({"me"}) if mine else frozenset(),
         }
         seqs, gaps = walk(client, topic, **asked)

@@ -69,7 +69,7 @@ def age(client: Sealer, seals: int, seed: int = 1) -> None:
     """Fill the log with a fast topic that has a cap. Slow topics leave a few live records in each
     segment.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     if "fast" not in client.engine.topics:
         client.put("fast", cap_records=4)
         for name in SLOW:
@@ -77,8 +77,8 @@ def age(client: Sealer, seals: int, seed: int = 1) -> None:
     until = client.sealing.reclaim.sealed + seals
     while client.sealing.reclaim.sealed < until:
         client.append("fast", "x" * 900)
-        if dice.random() < 0.8:
-            fill(client, dice.choice(SLOW), rounds=1, size=5)
+        if rng.random() < 0.8:
+            fill(client, rng.choice(SLOW), rounds=1, size=5)
         client.later(10)
         client.seal()
 
@@ -221,18 +221,18 @@ def test_a_kill_between_any_two_steps_loses_nothing(aged: Sealer, tmp_path: Path
     for _ in range(3):
         aged.checkpoint()
         _starts_alike(aged, tmp_path / "copy", before)
-        _starts_alike(aged, tmp_path / "copy", before, harm=spoil)
+        _starts_alike(aged, tmp_path / "copy", before, damage=spoil)
 
 
 def _starts_alike(
     client: Sealer,
     target: Path,
     expected: Any,
-    harm: Callable[[Path], None] = lambda _: None,
+    damage: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Start a shard on a copy of the files, as after a kill, and compare its state."""
     copy(client.path, target)
-    harm(target)
+    damage(target)
     again = Sealer(target, now=client.now, file_bytes=client.wal.file_bytes)
     assert seen(again) == expected
     again.kill()
@@ -260,11 +260,11 @@ def test_changes_during_a_merge_are_applied_to_the_merged_segment(
 
 
 def _change(client: Sealer, number: int) -> None:
-    dice = random.Random(number)
+    rng = random.Random(number)
     names = sorted({*client.engine.topics} - {"fast"})
-    name = dice.choice(names)
+    name = rng.choice(names)
     topic = client.engine.topic(name)
-    match dice.randrange(5 if len(names) > 3 else 4):
+    match rng.randrange(5 if len(names) > 3 else 4):
         case 0:
             fill(client, name, rounds=2, size=5)
         case 1:
@@ -272,7 +272,7 @@ def _change(client: Sealer, number: int) -> None:
         case 2:
             delete(client, name, before_seq=topic.start_seq + 1)
         case 3:
-            client.put(name, cap_records=dice.randrange(1, 4))
+            client.put(name, cap_records=rng.randrange(1, 4))
         case _:
             client.delete(name)
 

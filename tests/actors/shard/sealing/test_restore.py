@@ -272,10 +272,10 @@ def test_a_tar_that_is_no_backup_leaves_no_files(whole: bytes, target: Path) -> 
 
 @pytest.mark.slow
 def test_a_truncated_or_altered_backup_leaves_no_files(whole: bytes, target: Path) -> None:
-    dice = random.Random(1)
+    rng = random.Random(1)
     manifest_end = len(whole) - 2 * backup_archive.BLOCK_BYTES - 600
     for _ in range(12):
-        at = dice.randrange(manifest_end)
+        at = rng.randrange(manifest_end)
         with pytest.raises(NotABackup):
             restored(whole[:at], target)
         assert is_as_it_was(target)
@@ -284,7 +284,7 @@ def test_a_truncated_or_altered_backup_leaves_no_files(whole: bytes, target: Pat
         restored(b"not a tar" * 1000, target)
     for at in offsets:
         altered = bytearray(whole)
-        altered[at] ^= 1 << dice.randrange(8)
+        altered[at] ^= 1 << rng.randrange(8)
         with pytest.raises(NotABackup):
             restored(bytes(altered), target)
         assert is_as_it_was(target)

@@ -56,7 +56,7 @@ def in_a_process(task: Callable[[], None]) -> None:
 def use(client: Sealer) -> Seen:
     """Run all operations that read mapped files. Return the state that readers saw first."""
     found = seen(client)
-    client.commits.store.forget_asked()
+    client.commits.store.discard_prefetched()
     for name in ("a", "b", "dest", "long"):
         client.page(name)
     for match in (TagMatch("Eq", "even"), TagMatch("Glob", "o")):
@@ -81,7 +81,7 @@ def lost_silently(before: Seen, after: Seen) -> dict[str, set[int]]:
             lost := {
                 seq
                 for seq, record in records.items()
-                if after.shown[name].get(seq) != record and seq not in after.told[name]
+                if after.shown[name].get(seq) != record and seq not in after.reported[name]
             }
         )
     }
@@ -99,12 +99,12 @@ def test_truncating_a_mapped_file_loses_only_its_records_and_reports_them(
             file, before = kinds(path)[kind][number], seen(client)
             if not is_read_before:
                 client.shard.segments.maps.close()
-            client.commits.store.forget_asked()
+            client.commits.store.discard_prefetched()
             size = file.stat().st_size
             os.truncate(file, size // 3 // PAGE_BYTES * PAGE_BYTES)
             after = use(client)
             assert not lost_silently(before, after), file
-            if any(after.told[name] - before.told[name] for name in after.told):
+            if any(after.reported[name] - before.reported[name] for name in after.reported):
                 assert any(path == file for path, _ in client.commits.store._reported), file
 
     in_a_process(cut_and_use)
@@ -149,11 +149,11 @@ def test_an_unreadable_sector_loses_only_its_records_and_reports_them(
             client = Sealer(path, file_bytes=FILE_BYTES)
             before = seen(client)
             client.shard.segments.maps.close()
-            client.commits.store.forget_asked()
+            client.commits.store.discard_prefetched()
             break_off()
             after = seen(client)
             assert not lost_silently(before, after)
-            assert any(after.told[name] - before.told[name] for name in after.told)
+            assert any(after.reported[name] - before.reported[name] for name in after.reported)
             found = [each for each in verify_directory(path, 1) if isinstance(each, Finding)]
             assert any(each.reason == CANNOT_READ for each in found)
 

@@ -141,7 +141,7 @@ class Claims(Service):
         topic.touch(*context.now)
         holder = jobs_of(topic).leases.poller(claim.node)
         poll = PolledClaim(self, request, topic, holder, claim)
-        is_served = self._dispatch.serve_at_once(poll)
+        is_served = self._dispatch.serve_immediately(poll)
         if poll.is_done:
             return
         request.disable_timeout()  # the claim ends with its own wait_ms

@@ -7,7 +7,7 @@ the wait list of their queue. A wait list becomes due in these cases:
 - a commit makes jobs claimable, or frees capacity of a stream
 - jobs are released
 - the window of a cohort is over
-- an alarm fires when jobs become claimable, or when jobs of a full stream expire
+- a timer fires when jobs become claimable, or when jobs of a full stream expire
 
 A loop iteration leases about ``JOBS_PER_ITERATION`` jobs, and serves due wait lists in FIFO order.
 While a wait list waits for the next iteration, no claim is served before it. A wait list is dropped
@@ -41,9 +41,9 @@ from topics.errors import NotReady, TopicNotFound
 JOBS_PER_ITERATION = 4096  # approximate maximum for all wait lists together
 JOB_BYTES = 4096  # a larger job counts as several jobs
 ITERATION_BYTES_MAX = JOBS_PER_ITERATION * JOB_BYTES
-VISIT_COST = 4  # cost, in jobs, of a visit to a wait list that gets no jobs
+PASS_COST = 4  # cost, in jobs, of a pass over a wait list that gets no jobs
 RETRY_S = 1.0  # pause after the log has refused leases, or expiry has found damaged data
-ALARM_MIN_S = 0.005  # an alarm may fire early, so it is never set for a time in the past
+TIMER_MIN_S = 0.005  # a timer may fire early, so it is never set for a time in the past
 
 log = structlog.get_logger()
 
@@ -70,7 +70,7 @@ class JobDispatch(Service):
 
     # Claimers
 
-    def serve_at_once(self, claimer: Claimer) -> bool:
+    def serve_immediately(self, claimer: Claimer) -> bool:
         """Lease jobs to a claimer if no other claimer waits.
 
         Return False if the claimer must join the wait list. Raises OSError.
@@ -164,7 +164,7 @@ class JobDispatch(Service):
 
     def on_due(self) -> None:
         """Serve due wait lists up to the cost limit. The others wait for the next iteration."""
-        # Copy the list, because a visit may add and remove entries. A list that was made due
+        # Copy the list, because a pass may add and remove entries. A list that was made due
         # again during this loop waits for the next iteration, so that a busy queue does not
         # starve the others.
         for wait_list in tuple(self._due):
@@ -172,10 +172,10 @@ class JobDispatch(Service):
                 break
             if wait_list in self._due:
                 del self._due[wait_list]
-                # A visit costs time even without jobs. Counting it bounds an iteration with
+                # A pass costs time even without jobs. Counting it bounds an iteration with
                 # thousands of empty lists.
-                self._spent += VISIT_COST
-                self._visit(wait_list)
+                self._spent += PASS_COST
+                self._run_pass(wait_list)
         self._spent = 0
         self.is_due = bool(self._due)
 
@@ -187,13 +187,13 @@ class JobDispatch(Service):
                 self._end(wait_list)
             elif wait_list.topic.config.leases_durable:
                 # Wait first, because the log would refuse the same leases in each iteration.
-                self._set_alarm(wait_list, RETRY_S)
+                self._set_timer(wait_list, RETRY_S)
             else:
                 self._make_due(wait_list)
 
     # Serving
 
-    def _visit(self, wait_list: WaitList) -> None:
+    def _run_pass(self, wait_list: WaitList) -> None:
         topic = wait_list.topic
         if topic.deleted:
             # The commit of the delete ends the wait list. If the log loses the delete, the list
@@ -248,7 +248,7 @@ class JobDispatch(Service):
             if not claimer.is_stream:
                 wait_list.leave(claimer)
                 claimer.end(error)
-        self._set_alarm(wait_list, RETRY_S)
+        self._set_timer(wait_list, RETRY_S)
 
     def _serve_in_order(self, wait_list: WaitList) -> None:
         while wait_list.waiting:
@@ -373,33 +373,35 @@ class JobDispatch(Service):
     # Alarms, and the end of a wait list
 
     def _await_jobs(self, wait_list: WaitList) -> None:
-        """Set the alarm for the next time at which jobs may become available without another event.
+        """Set the timer for the next time at which jobs may become available without another event.
 
         At that time jobs become claimable, or a job of a full stream expires, which frees capacity.
-        An earlier alarm stays set. When it fires, the wait list is visited and the alarm is set
+        An earlier timer stays set. When it fires, the wait list is served and the timer is set
         again.
         """
         if wait_list in self._due or wait_list.window is not None:
             return
         now, next_at = self._commits.now(), jobs_of(wait_list.topic).next_at
         if next_at < NEVER:
-            self._set_alarm(wait_list, max(ALARM_MIN_S, (next_at - now.ms) / 1000))
+            self._set_timer(wait_list, max(TIMER_MIN_S, (next_at - now.ms) / 1000))
         # Jobs are ready, but all streams are full. Age may remove one of their jobs.
         if not wait_list.waiting and self._ready(wait_list.topic):
             expires_at = retention.next_expiry(wait_list.topic, self._engine.store)
             if expires_at is not None:  # a record that is due but still exists is damaged
                 left_ms = expires_at - now.ts
-                self._set_alarm(wait_list, left_ms / 1000 if left_ms > 0 else RETRY_S)
+                self._set_timer(wait_list, left_ms / 1000 if left_ms > 0 else RETRY_S)
 
-    def _set_alarm(self, wait_list: WaitList, seconds: float) -> None:
+    def _set_timer(self, wait_list: WaitList, seconds: float) -> None:
         at = trio.current_time() + seconds
-        if wait_list.alarm is None or at < wait_list.alarm.at:
-            if wait_list.alarm is not None:
-                wait_list.alarm.cancel()
-            wait_list.alarm = self._context.deadlines.call_at(at, partial(self._alarmed, wait_list))
+        if wait_list.timer is None or at < wait_list.timer.at:
+            if wait_list.timer is not None:
+                wait_list.timer.cancel()
+            wait_list.timer = self._context.deadlines.call_at(
+                at, partial(self._on_timer, wait_list)
+            )
 
-    def _alarmed(self, wait_list: WaitList) -> None:
-        wait_list.alarm = None
+    def _on_timer(self, wait_list: WaitList) -> None:
+        wait_list.timer = None
         self._make_due(wait_list)
 
     def _end(self, wait_list: WaitList) -> None:
@@ -419,8 +421,8 @@ class JobDispatch(Service):
         if not wait_list.is_empty:
             return False
         wait_list.close_window()
-        if wait_list.alarm is not None:
-            wait_list.alarm.cancel()
+        if wait_list.timer is not None:
+            wait_list.timer.cancel()
         if self._wait_lists.get(wait_list.topic.id) is wait_list:
             del self._wait_lists[wait_list.topic.id]
             wait_list.topic.unfollow(self._changed)

@@ -201,7 +201,7 @@ class Transfer:
             return
         # Without a fixed target, the record itself names its source.
         target = source_of(parts.meta) if self.redrive.to is None else self.redrive.to
-        code = self._objection(target)
+        code = self._refusal_code(target)
         if code is not None or target is None:
             self.skip(seq, code or NO_SOURCE, now)
             return
@@ -210,7 +210,7 @@ class Transfer:
         copy = mover.render_copy("redrive", self.topic, seq, parts, create=False)
         found.setdefault(target, []).append(copy)
 
-    def _objection(self, target: str | None) -> str | None:
+    def _refusal_code(self, target: str | None) -> str | None:
         """Return the error code if no records can be moved to ``target``, or None."""
         if target is None or target == self.topic.name:
             return NO_SOURCE

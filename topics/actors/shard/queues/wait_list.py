@@ -94,7 +94,7 @@ class WaitList:
 
     __slots__ = (
         *("topic", "waiting", "unserved", "streams", "joined", "uncounted"),
-        *("window", "slices", "alarm"),
+        *("window", "slices", "timer"),
     )
 
     def __init__(self, topic: Topic) -> None:
@@ -106,7 +106,7 @@ class WaitList:
         self.uncounted: dict[Claimer, None] = {}
         self.window: Deadline | None = None
         self.slices: deque[Sequence[Share]] | None = None
-        self.alarm: Deadline | None = None
+        self.timer: Deadline | None = None
 
     @property
     def is_empty(self) -> bool:

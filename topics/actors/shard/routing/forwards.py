@@ -236,7 +236,7 @@ class Forwards(Service):
         status = ForwardStatus.DONE if is_all else ForwardStatus.FULL
         to_seq = params.to_seq if is_all else payload.seq_of(group_key.copies - 1, params.seqs)
         # A frame may refer only to frames of its own log file.
-        if not self._has_room(payload, takers.values()):
+        if not self._fits(payload, takers.values()):
             if not payload.logged_at:
                 # Otherwise the source would refer to frames of this file again.
                 self._context.wal.end_file()
@@ -324,7 +324,7 @@ class Forwards(Service):
         names = [target[-1] for target in params.targets]
         return self._context.wal.may_name(lsn, frame_bytes_max(len(params.seqs), names))
 
-    def _has_room(self, payload: _Payload, takers: Iterable[ForwardDest]) -> bool:
+    def _fits(self, payload: _Payload, takers: Iterable[ForwardDest]) -> bool:
         """Return whether the new frame fits in the log file of the frames to which it refers."""
         named = payload.named
         names = [taker.name for taker in takers]

@@ -92,7 +92,7 @@ ListCall: TypeAlias = InboundMessage[RouterListParams, RouterListResult]
 CascadeCall: TypeAlias = InboundMessage[CascadeParams, CascadeResult]
 
 
-class Counters(NamedTuple):
+class RouterCounters(NamedTuple):
     """Counters of one router. ``total``: records forwarded by all its incarnations."""
 
     total: int
@@ -474,7 +474,7 @@ class RouterOwner(Service):
         )
         return [*islice(visible, params.limit)]
 
-    async def _count(self, routers: Sequence[Router]) -> list[Counters]:
+    async def _count(self, routers: Sequence[Router]) -> list[RouterCounters]:
         """Return the counters of these routers.
 
         Raises `NotReady` if a shard of a source is unavailable.
@@ -495,7 +495,7 @@ class RouterOwner(Service):
             # total that decreases.
             raise RoutersChanging(unknown)
         return [
-            Counters(router.base_total + total, lag_records, lag_ms)
+            RouterCounters(router.base_total + total, lag_records, lag_ms)
             for router in routers
             for total, lag_records, lag_ms in (found[router.id],)
         ]

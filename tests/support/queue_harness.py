@@ -1,4 +1,4 @@
-"""A desk with workers: they claim, ack and open work streams. The time is that of trio."""
+"""Harness for queues: its clients claim, ack and open work streams. The time is that of trio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import trio
 
-from tests.support.shard import Desk
+from tests.support.shard import ShardHarness
 from topics.actors.rpc.session import LinkSession
 from topics.engine.now import Now
 from topics.formats.json_text import json_bytes
@@ -22,7 +22,7 @@ from topics.formats.wire.message import Message
 TS_0, MS_0 = 10**12, 10**6
 EVENTS = {event.method: event for event in (calls.WORK_JOBS, calls.WORK_ENDED)}
 
-Told = dict[str, Any]
+Received = dict[str, Any]
 """A reply: its ``cid``, its ``status`` (200 or an error code) and its body. An event: its
 ``event``, its params and its jobs.
 """
@@ -34,8 +34,10 @@ def trio_clock() -> Now:
     return Now(TS_0 + ms, MS_0 + ms)
 
 
-class QueueDesk(Desk):
-    """A session of a front with a shard that has queues. Nothing is served before `turn`."""
+class QueueHarness(ShardHarness):
+    """A session of a front with a shard that has queues. Nothing is served before
+    `run_iteration`.
+    """
 
     def __init__(self, folder: Path, nursery: trio.Nursery, **kwargs: Any) -> None:
         super().__init__(folder, nursery, **kwargs)
@@ -49,7 +51,7 @@ class QueueDesk(Desk):
         self.make(topic, type="queue", durability=durability, **config)
         if jobs:
             self.jobs(jobs, topic)
-            self.told()
+            self.received()
 
     def jobs(self, count: int, topic: str = "q") -> list[int]:
         """Append jobs one by one to an ephemeral queue and return their seqs."""
@@ -62,7 +64,7 @@ class QueueDesk(Desk):
 
     def claim(self, topic: str = "q", *, node: str = "w", **fields: Any) -> int:
         params = calls.TopicParams(topic, time.monotonic_ns())
-        return self.ask(calls.CLAIM, params, json_bytes({"node": node, **fields}))
+        return self.request(calls.CLAIM, params, json_bytes({"node": node, **fields}))
 
     def ack(self, *seqs: int, topic: str = "q", node: str = "w", **fields: Any) -> int:
         return self._of_jobs(calls.ACK, topic, {"node": node, "seqs": seqs, **fields})
@@ -76,7 +78,7 @@ class QueueDesk(Desk):
     def _of_jobs(
         self, call: Call[calls.TopicParams, calls.NoResult], topic: str, body: dict[str, Any]
     ) -> int:
-        return self.ask(call, calls.TopicParams(topic, time.monotonic_ns()), json_bytes(body))
+        return self.request(call, calls.TopicParams(topic, time.monotonic_ns()), json_bytes(body))
 
     def leases(
         self,
@@ -89,15 +91,17 @@ class QueueDesk(Desk):
     ) -> int:
         at = time.monotonic_ns()
         params = calls.LeasesParams(topic, after, limit, node, with_ids, at)
-        return self.ask(calls.LEASES, params)
+        return self.request(calls.LEASES, params)
 
     def state(self, topic: str = "q") -> int:
-        return self.ask(calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns()))
+        return self.request(
+            calls.TOPIC_GET, calls.TopicGetParams(topic, False, time.monotonic_ns())
+        )
 
-    def unclaimed(self, told: Told) -> None:
+    def unclaimed(self, message: Received) -> None:
         """Report that the response to a claim reached no client."""
-        params = calls.UnclaimedParams(told["topic"], told["number"], told["seqs"])
-        self.tell(calls.UNCLAIMED, params)
+        params = calls.UnclaimedParams(message["topic"], message["number"], message["seqs"])
+        self.notify(calls.UNCLAIMED, params)
 
     # Work streams
 
@@ -110,24 +114,24 @@ class QueueDesk(Desk):
         node: str = "s",
         lease_ms: int | None = None,
     ) -> int:
-        return self.ask(calls.WORK_OPEN, WorkOpenParams(work, topic, node, max_jobs, lease_ms))
+        return self.request(calls.WORK_OPEN, WorkOpenParams(work, topic, node, max_jobs, lease_ms))
 
     def taken(self, work: int = 1) -> None:
-        self.tell(calls.WORK_TAKEN, calls.WorkTakenParams(work))
+        self.notify(calls.WORK_TAKEN, calls.WorkTakenParams(work))
 
     def close(self, work: int = 1, *, pages: int = 1) -> None:
-        self.tell(calls.WORK_CLOSE, calls.WorkCloseParams(work, pages))
+        self.notify(calls.WORK_CLOSE, calls.WorkCloseParams(work, pages))
 
     # Iterations
 
-    def turn(self) -> None:
+    def run_iteration(self) -> None:
         """Run one iteration, as the actor does after each batch of messages."""
         self.loop.context.begin_iteration()
         self.loop.end_iteration()
 
-    def ask(self, call: Call[Any, Any], params: Any, body: bytes = b"") -> int:
+    def request(self, call: Call[Any, Any], params: Any, body: bytes = b"") -> int:
         self.loop.context.begin_iteration()
-        return super().ask(call, params, body)
+        return super().request(call, params, body)
 
     def close_session(self) -> None:
         """Replace the session, as a restarted front does."""
@@ -136,11 +140,11 @@ class QueueDesk(Desk):
 
     # Messages of the shard since the last call
 
-    def told(self) -> list[Told]:
+    def received(self) -> list[Received]:
         """Return all replies and events. Those of appends have no body."""
-        return [self._told(frame) for frame in self.wire.take()]
+        return [self._read_message(frame) for frame in self.wire.take()]
 
-    def _told(self, frame: Message) -> Told:
+    def _read_message(self, frame: Message) -> Received:
         envelope = decode(frame.payload)
         body = bytes(frame.attachment)
         if isinstance(envelope, Notification):
@@ -150,42 +154,46 @@ class QueueDesk(Desk):
             code = envelope.data["code"] if envelope.data else envelope.code
             return {"cid": envelope.cid, "status": code}
         assert isinstance(envelope, Success)
-        call = self._asked[envelope.cid]
-        told: Told = {"cid": envelope.cid, "status": 200} | call.result._make(
+        call = self._calls[envelope.cid]
+        message: Received = {"cid": envelope.cid, "status": 200} | call.result._make(
             envelope.result
         )._asdict()
         if call is calls.APPEND:
-            is_failed = outcome_in(told["outcomes"][0]) == AppendOutcome.FAILED
-            return {"cid": envelope.cid, "status": told["failures"][0][0] if is_failed else 200}
+            is_failed = outcome_in(message["outcomes"][0]) == AppendOutcome.FAILED
+            return {"cid": envelope.cid, "status": message["failures"][0][0] if is_failed else 200}
         content: Any = msgspec.json.decode(body or b"{}")
-        told |= content if isinstance(content, dict) else {"leases": content}
-        return told
+        message |= content if isinstance(content, dict) else {"leases": content}
+        return message
 
-    def answer(self) -> Told:
+    def answer(self) -> Received:
         """Return the only reply. Events are dropped."""
-        (found,) = (told for told in self.told() if "cid" in told)
+        (found,) = (message for message in self.received() if "cid" in message)
         return found
 
     def claimed(self) -> list[tuple[int, list[int]]]:
         """Return the replies to claims in order: the number of the claim and the seqs of
         its jobs.
         """
-        self.turn()
-        return [(told["cid"], seqs_of(told)) for told in self.told() if "claimed" in told]
+        self.run_iteration()
+        return [
+            (message["cid"], seqs_of(message))
+            for message in self.received()
+            if "claimed" in message
+        ]
 
     def pages(self) -> list[tuple[int, list[int]]]:
         """Return the pages of jobs in order: the number of the stream and the seqs."""
-        self.turn()
+        self.run_iteration()
         return [
-            (told["work"], told["seqs"])
-            for told in self.told()
-            if told.get("event") == calls.WORK_JOBS.method
+            (message["work"], message["seqs"])
+            for message in self.received()
+            if message.get("event") == calls.WORK_JOBS.method
         ]
 
 
-def seqs_of(told: Told) -> list[int]:
-    found = [job["$seq"] for job in told["claimed"]]
-    assert told["count"] == len(found)
+def seqs_of(message: Received) -> list[int]:
+    found = [job["$seq"] for job in message["claimed"]]
+    assert message["count"] == len(found)
     assert found == sorted(found)
     return found
 

@@ -1,11 +1,13 @@
-"""A desk with one queue. Changes are decided immediately, and the test commits or undoes them."""
+"""Harness for a shard's rules with one queue. Changes are decided immediately, and the test commits
+or undoes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tests.engine.shard_support import Desk
+from tests.engine.shard_support import EngineHarness
 from topics.engine.changes import finish_jobs, lease_jobs
 from topics.engine.changes.finish_jobs import FinishJobs
 from topics.engine.changes.lease_jobs import LeaseChange
@@ -19,9 +21,9 @@ from topics.formats.disk.records import RecordsView
 NO_BOUND = 1 << 30
 
 
-class JobDesk(Desk):
-    """A desk with the queue ``q`` and `jobs` jobs. Leases belong to node ``n`` and last one second
-    by default.
+class JobHarness(EngineHarness):
+    """An engine with the queue ``q`` and ``jobs`` jobs. Leases belong to node ``n`` and last one
+    second by default.
     """
 
     def __init__(self, jobs: int = 0, **config: Any) -> None:

@@ -66,7 +66,7 @@ def relax(pressure: Pressure) -> None:
         governor.is_unthrottled, governor._late = True, 0.0
 
 
-def tell(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
+def deliver(live: Live, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
     """Deliver an event of a shard, by its method and the names of its params."""
     if method == calls.FEED_PAGE.method:
         live.page(shard, calls.FeedPageParams(**PAGE | params), body)
@@ -114,13 +114,13 @@ class Block:
 
 
 class Shards:
-    """One shard, or two. Calls wait in ``asked`` for `answer`. ``told`` has the received events,
+    """One shard, or two. Calls wait in ``asked`` for `answer`. ``events`` has the received events,
     and ``is_deferred`` whether each was quiet.
     """
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
-        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.deferred: list[bool] = []
         self.elsewhere: set[str] = set()  # Topics of a second shard
         self.heads: dict[str, tuple[int, int, int]] = {}  # The heads that `answer` returns
@@ -166,7 +166,7 @@ class Shards:
     def notify(
         self, shard: int, event: Event[P], params: Any, *, is_deferred: bool = False
     ) -> None:
-        self.told.append((event.method, params._asdict()))
+        self.events.append((event.method, params._asdict()))
         self.deferred.append(is_deferred)
 
     def settle(self, method: str, body: bytes = b"", **result: Any) -> dict[str, Any]:
@@ -208,21 +208,21 @@ class Listener:
 
     sock: socket.socket
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         """Return the bytes received since the last call."""
-        told = b""
+        received = b""
         with suppress(BlockingIOError):
             while piece := self.sock.recv(1 << 20):
-                told += piece
-        return told
+                received += piece
+        return received
 
-    async def hear_all(self) -> bytes:
+    async def receive_all(self) -> bytes:
         """Return all bytes that arrive until the socket is silent."""
-        told = b""
-        while piece := self.hear():
-            told += piece
+        received = b""
+        while piece := self.receive():
+            received += piece
             await wait_all_tasks_blocked()
-        return told
+        return received
 
 
 def make_heartbeat_due(stream: Stream) -> None:
@@ -280,7 +280,7 @@ class SocketClient(Listener):
         self.sock.close()
 
 
-class Desk:
+class LiveHarness:
     """A running `Live`, its shard, and the clients that were created here."""
 
     def __init__(self) -> None:
@@ -325,7 +325,7 @@ class Desk:
 
     def event(self, shard: int, method: str, params: dict[str, Any], body: bytes) -> None:
         """Deliver an event of a shard."""
-        tell(self.live, shard, method, params, body)
+        deliver(self.live, shard, method, params, body)
 
 
 def page(
@@ -361,9 +361,9 @@ def gap(gap_from: int, gap_to: int, reason: str = "mixed") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[Desk]:
-    """Run a desk until the block ends."""
-    made = Desk()
+async def live_harness() -> AsyncIterator[LiveHarness]:
+    """Run a `Live` with a fake shard until the block ends."""
+    made = LiveHarness()
     with made.exits:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.live.run)
