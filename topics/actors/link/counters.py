@@ -6,8 +6,8 @@ in the order of the table, and one block of cells for each row of label values:
     kind        cells            content
     COUNTER     1                only grows, also across restarts of the process
     GAUGE       1                a current value; 0 if the process does not run
-    HISTOGRAM   len(bounds) + 3  observations up to each bound, those above the last one, the sum
-                                 of all and their number; each only grows
+    HISTOGRAM   len(bounds) + 3  the number of observations up to each bound and above the last one,
+                                 the sum of all observations, their number; each only grows
 
 A process stores values only in its own cells. A reader combines the cells of all processes as
 `Aggregation` specifies. A process counts in ordinary variables and copies them to the cells with

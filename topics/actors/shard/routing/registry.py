@@ -55,8 +55,8 @@ class RouterRegistry(Service):
 
     def __init__(self, context: ShardContext, workers: RouterWorkers) -> None:
         self._context, self._engine, self._workers = context, context.engine, workers
-        # By router id. `_by_source` and `by_dest` have the same rows, and only those with the end
-        # in this shard.
+        # Keyed by router id. `_by_source` and `by_dest` contain only the rows that have their
+        # source or their dest in this shard.
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
         # Routers that feed a topic of this shard.
@@ -94,7 +94,7 @@ class RouterRegistry(Service):
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
     def _end(self, name: str, topic_id: int) -> Topic | None:
-        """Return an end of a router, or None if it was deleted, even if it was created again."""
+        """Return an end of a router, or None if it was deleted, even if its name is in use."""
         topic = self._engine.topics.get(name)
         return topic if topic is not None and topic.id == topic_id else None
 
