@@ -224,7 +224,7 @@ class ReadAhead:
                 then(reply)
                 return
             answer, next_from_seq = shard_answer(reply), reply.result.next_from_seq
-            # Without a cursor in the body or a next one in the reply, the next request cannot be
+            # If the body has no cursor or the reply has no next cursor, the next request cannot be
             # predicted.
             if key is not None and next_from_seq is not None and key.has_cursor:
                 following = key.moved_to(next_from_seq)
@@ -315,7 +315,7 @@ class ReadAhead:
             )
             next_run = NextRunRequest(request_run)
         # The run is stored under the request that its next page answers.
-        # Without a free slot, the remaining pages are dropped. The client then gets its pages
+        # If there is no free slot, the remaining pages are dropped. The client then gets its pages
         # from the shard.
         if run.pages and self._has_free_run():
             run.used_ns = time.monotonic_ns()

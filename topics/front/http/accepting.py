@@ -179,7 +179,7 @@ class Acceptor:
         # must either pass the socket to ``take``, which keeps the slot, or close the socket and
         # release the slot.
         self._unsorted: deque[socket.socket] = deque()  # accepted just now, or without input
-        # By key; the keys are served in rotation.
+        # Keyed by API key; the keys are served in rotation.
         self._known: dict[bytes, deque[socket.socket]] = {}
         self._waiting: deque[socket.socket] = deque()  # all other clients
         self._half_closed: deque[socket.socket] = deque()  # their clients may have disconnected
@@ -362,7 +362,7 @@ class Acceptor:
         call found no free descriptor.
         """
         try:
-            # The listener does not block. Without a waiting client, this raises BlockingIOError.
+            # The listener does not block. If no client waits, this raises BlockingIOError.
             sock, _ = listener.accept()
         except BlockingIOError:
             return False

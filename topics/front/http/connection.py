@@ -557,7 +557,7 @@ class Connections:
 
 
 def _precedence(connection: Connection) -> tuple[bool, float]:
-    """Return the sort key for closing: clients without a key first, then the longest quiet ones."""
+    """Return the sort key for closing: clients without a key first, then longest quiet time first."""
     return connection.principal is not ANYONE, connection.inactive_since
 
 

@@ -329,7 +329,7 @@ class Http1Protocol:
             self._watch(INPUT)
 
     def _wait_for_body(self, head: AdmittedHead) -> bool:
-        """Wait for the rest of a short body. Return False."""
+        """Wait for the rest of a short body. Return False, because no response was sent."""
         connection = self.connection
         # Later waits for the same body keep the deadline of the first one.
         if connection.deadline == NEVER:  # the first wait for this body

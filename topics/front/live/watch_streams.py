@@ -45,7 +45,7 @@ TAKEN_OVER = 409  # the code of the error event
 class EventStream(TopicStream):
     """Sends records of topics as server-sent events.
 
-    ``shares_ids`` is true if the stream has one topic. Then its ids equal those of other such
+    ``shares_ids`` is true if the stream has one topic. Then its ids equal the ids of other such
     streams of its class.
     """
 
