@@ -328,7 +328,7 @@ class ArenaReader:
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
         self._view = memory.view.toreadonly()
-        # By half, then by id of the view. The id is unique while the view is stored here.
+        # Keyed by half, then by id of the view. The id is unique while the view is stored here.
         self._held: tuple[dict[int, _Held], dict[int, _Held]] = ({}, {})
         self._on_reclaim: dict[int, Callable[[], object]] = {}  # also by id of the view
         self.session = 0

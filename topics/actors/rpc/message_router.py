@@ -217,7 +217,7 @@ class MessageRouter(RouteTable):
             if deadline is not None:
                 await trio.sleep_until(deadline)
             else:
-                # Without open requests, the task has no deadline. `_start_timeout` wakes it for
+                # If no request is open, the task has no deadline. `_start_timeout` wakes it for
                 # the next one.
                 self._idle = trio.Event()
                 await self._idle.wait()

@@ -170,7 +170,7 @@ class LinkSession:
         self.transport: Final = transport
         self.closed = False
         self.calls: Final[dict[int, PendingCall]] = {}
-        """Calls by cid: those in progress, and abandoned calls with an ``on_late``."""
+        """Calls by cid: calls in progress, and abandoned calls whose ``on_late`` is set."""
         self.plans: Final[dict[str, Plan]] = {}
         """Subjects that the router has resolved for this session."""
         self.unanswered: Final[dict[Any, float]] = {}

@@ -128,7 +128,7 @@ class Deletes(Service):
         change = delete_topic.decide(
             self._engine.table, params.topic, params.if_empty, self._context.now
         )
-        # The key may not see all routers, so the reply names only the visible ones.
+        # The key may not see all routers, so the reply lists only the visible ones.
         visible = [name for name in routers if covered(name, params.prefixes)]
         body = answers.deleted(params.topic, existed=change is not None, routers=visible)
         if change is None:

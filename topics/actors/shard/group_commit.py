@@ -235,7 +235,7 @@ class GroupCommit:
         if change.sync:
             self.is_unsent = self._wants_sync = True
             self._until_synced.append(pending)
-        # Without a sync, the change is committed when it is written. The order within a topic is
+        # A change that needs no sync is committed when it is written. The order within a topic is
         # kept, because a change without frames also queues here while earlier ones of its topic
         # are pending.
         elif change.frames or change.topic.pending > 1:

@@ -72,8 +72,8 @@ class StreamedAppends(Service):
 
         The topic must not be held by another change.
         """
-        # The hold keeps other changes of the topic out until the reply. Seqs are assigned from
-        # the head at the decision, so a change in between would use the same seqs.
+        # The hold keeps other changes of the topic out until the reply. Seqs are assigned from the
+        # head before the change is committed, so a change in between would use the same seqs.
         self._context.held.hold(request.params.topic)
         request.disable_timeout()  # writing a long body may take longer than the timeout
         self._context.start(self._handle, request)

@@ -48,7 +48,7 @@ MOVES_MAX: Final = 8
 log = structlog.get_logger()
 
 Rule = tuple[str | None, int]
-"""The dead-letter topic of a config, and its number of deliveries."""
+"""The dead-letter topic of a config, and its maximum number of deliveries."""
 
 
 @dataclass(eq=False, slots=True)

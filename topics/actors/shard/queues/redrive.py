@@ -199,7 +199,7 @@ class Transfer:
         if parts is None:
             self.skip(seq, Internal.code, now)  # the record is unreadable
             return
-        # Without a fixed target, the record itself names its source.
+        # If the request has no target, the record contains the name of its source.
         target = source_of(parts.meta) if self.redrive.to is None else self.redrive.to
         code = self._objection(target)
         if code is not None or target is None:

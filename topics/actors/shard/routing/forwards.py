@@ -66,7 +66,7 @@ from topics.storage.wal.log_progress import LogProgress
 ForwardCall: TypeAlias = InboundMessage[ForwardParams, ForwardResult]
 
 Settle: TypeAlias = Callable[..., None]
-"""`_Answers.settle` of one target."""
+"""`_Answers.settle`, bound to one target."""
 
 LOGGED_MAX: Final = 16  # number of batches to whose payload a later frame may refer
 _EXTERNAL: Final = int(RecordFlags.EXTERNAL)
@@ -139,12 +139,12 @@ class Forwards(Service):
         # A router has at most one pending change, and a held topic accepts no changes.
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
             settle(ForwardStatus.BUSY, at)
-        # The cursor in this shard's log decides. It is committed in the same frame as the copies,
-        # so an equal cursor proves that none of these records has been copied.
+        # The cursor in this shard's log is authoritative. It is committed in the same frame as the
+        # copies, so an equal cursor proves that none of these records has been copied.
         elif at.cursor != params.from_seq:
             settle(ForwardStatus.BEHIND, at)
         elif params.to_seq == params.from_seq:
-            # A forward without a range requests the cursor, or space for ``need`` bytes.
+            # A forward that contains no range requests the cursor, or space for ``need`` bytes.
             self._context.remove_expired(topic)
             left = bytes_left(self._engine.table, topic) if params.need else None
             has_room = left is None or left >= params.need
@@ -381,8 +381,7 @@ class Forwards(Service):
         seq = run.stamp_seq
         for inner in runs_within(held.runs, run.start, run.stop):
             lsn, drops = inner.lsn or header.lsn, inner.drops | run.drops
-            # The copies get the stamp of this router, and their seqs are those of the forwarded
-            # source.
+            # The copies get the stamp of this router, and the seqs of the forwarded source.
             if run.stamp == OWN_STAMP:
                 yield inner._replace(lsn=lsn, drops=drops, stamp=OWN_STAMP, stamp_seq=seq)
             else:

@@ -106,7 +106,7 @@ class RouterWorkers(Service):
     def __init__(self, context: ShardContext) -> None:
         self._context, self._shard = context, context.engine.table.shard
         self._sources: dict[int, RouterSource] = {}  # by topic id
-        # By router id. Each worker is also in the ``workers`` of its source.
+        # Keyed by router id. Each worker is also in the ``workers`` of its source.
         self._by_router: dict[int, tuple[RouterSource, RouterWorker]] = {}
         # A dict is an ordered set here: sources take turns, and a source that is not done goes to
         # the end.

@@ -141,8 +141,8 @@ class Rewriting:
             self._segments.begin, number, sources.base, sources.end
         )
 
-        # Called by `build` for each extent. The flags are those of this moment, and later deletes
-        # are added by the install.
+        # Called by `build` for each extent. It returns the current flags. The install adds later
+        # deletes.
         def delete_flags(topic_id: int, first_seq: int, count: int) -> bytearray:
             topic = sources.spans[topic_id].topic
             flags = current_flags(self._store, topic, first_seq, count)

@@ -51,7 +51,7 @@ class LogFile:
     def __init__(self, store: RecordStore, base: int, end: int) -> None:
         self._store, self.base, self.end = store, base, end
         self.maps: dict[int, MappedSegment] = {}  # empty, because the source is not a segment
-        # By topic id. ``last_seq`` is final after the extents of the topic are built.
+        # Keyed by topic id. ``last_seq`` is final after the extents of the topic are built.
         self.spans: dict[int, Span] = {}
 
     def find(self, topics: Iterable[Topic]) -> Iterator[int]:
