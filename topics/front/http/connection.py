@@ -557,7 +557,7 @@ class Connections:
 
 
 def _precedence(connection: Connection) -> tuple[bool, float]:
-    """Return the sort key for closing: clients without a key first, then longest quiet time first."""
+    """Return the sort key for closing: clients without a key first, then by last activity."""
     return connection.principal is not ANYONE, connection.inactive_since
 
 
