@@ -71,7 +71,7 @@ class HostRule:
                 # A malformed authority is not repeated in the message, because it may contain a
                 # secret before an @.
                 shown = (host or b"")[:SHOWN_MAX].decode("latin-1")
-                rule = "is not a name of this server; TOPICS_ALLOWED_HOSTS adds names"
+                rule = "is not a name of this server; add it to TOPICS_ALLOWED_HOSTS"
                 raise Forbidden(f'the host "{shown}" {rule}')
 
     def _is_accepted(self, host: bytes) -> bool:

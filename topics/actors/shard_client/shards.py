@@ -487,7 +487,7 @@ class Shards:
         bound = max(TURNOVER_MAX_S, filler.turnover_s(now))
         if slowest is filler or slowest.turnover_s(now) < bound:
             return False
-        reason = "no memory for a large body that is sent so slowly"
+        reason = "memory is full, and this large body arrives too slowly"
         slowest.abort(Throttled(reason, retry_after_ms=1000))
         return True
 
