@@ -1,7 +1,7 @@
 """Access log: one line per request, written after its response was sent (TOPICS_ACCESS_LOG).
 
     off      nothing
-    audit    changes of topics, routers and records (`Route.is_audited`), appends that create a
+    audit    changes to topics, routers and records (`Route.is_audited`), appends that create a
              topic (201), backups, refusals with 401 and 403, and WebSockets
     all      every request
 

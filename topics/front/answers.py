@@ -50,7 +50,7 @@ class Answer(msgspec.Struct, eq=False):
             self.reply.on_reclaim(release)
 
     def unsent(self) -> None:
-        """Report that the response could not be sent, or not completely. Safe to call twice."""
+        """Report that the response was not sent, or not sent completely. Safe to call twice."""
         if self.on_unsent is not None:
             on_unsent, self.on_unsent = self.on_unsent, None
             on_unsent()

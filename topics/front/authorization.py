@@ -33,7 +33,7 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
     bearer = BEARER.fullmatch(values[0]) if len(values) == 1 else None
     principal = access.authenticate(bearer[1]) if bearer is not None else None
     if principal is None:
-        raise Unauthorized("a known bearer token is required")
+        raise Unauthorized("a valid bearer token is required")
     return principal
 
 

@@ -10,7 +10,7 @@ from topics.front.route import BodyRule, Route
 SHORT_BODY_BYTES = 128 * 1024  # decoded in one loop iteration: 4 to 9 ms at worst
 WATCH_TOPIC_BYTES = 512  # a name of 255 characters and its start position
 JOB_BYTES = 64  # a seq and a lease_id
-ESCAPED = 8  # the maximum ratio of the length of a JSON string, with escapes, to its text
+ESCAPED = 8  # the maximum ratio of the length of an escaped JSON string to its text
 
 
 class BodyLimits:
@@ -27,7 +27,7 @@ class BodyLimits:
 
 
 def short_body_max(settings: Settings) -> int:
-    """Return the maximum length that a body can need if its route is not a `Route.long_body`."""
+    """Return the maximum length of a valid body on a route without `Route.long_body`."""
     texts = ESCAPED * max(settings.max_tag_bytes, settings.max_node_bytes)
     topics, jobs = settings.max_watch_topics, settings.max_claim
     wanted = max(SHORT_BODY_BYTES, WATCH_TOPIC_BYTES * topics, JOB_BYTES * jobs, texts)
@@ -35,7 +35,7 @@ def short_body_max(settings: Settings) -> int:
 
 
 def too_large(limit: int) -> PayloadTooLarge:
-    """Return the error for a body above ``limit`` bytes.
+    """Return the error for a body of more than ``limit`` bytes.
 
     The limit is TOPICS_MAX_BODY_BYTES for routes with `Route.long_body`, otherwise
     `short_body_max`.

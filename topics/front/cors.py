@@ -1,4 +1,4 @@
-"""CORS: the header fields that permit pages of other sites to read responses (TOPICS_CORS_ORIGINS).
+"""CORS: header fields that permit pages from other sites to read responses (TOPICS_CORS_ORIGINS).
 
     setting     Origin of the request    the response has
     unset       any                      no CORS fields
@@ -10,9 +10,9 @@ With ``*`` no response depends on Origin. So a cache may use one response for al
 no Vary.
 
 A preflight (OPTIONS with Origin and Access-Control-Request-Method) needs no key, because browsers
-send none with it. Its response lists the permissions of pages, for any path. The request that
-follows is checked like any other request. No response depends on cookies, so ``*`` gives a page
-only the access that its own server could have with the same key.
+send none with it. Its response lists the methods and fields that pages may use, which are the same
+for all paths. The request that follows is checked like any other request. No response depends on
+cookies, so ``*`` gives a page no more access than a program with the same key has.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Cors:
         return self._vary() if origin is None else self._lines(origin)
 
     def is_preflight(self, head: Head) -> bool:
-        """Return whether the request is a preflight, by which a browser requests the permissions of
-        a page.
+        """Return whether the request is a preflight, with which a browser checks what a page may
+        send.
         """
         return (
             bool(self._origins)

@@ -152,7 +152,7 @@ class Dispatcher:
     def unexpected(self, request: Request) -> Internal:
         """Log an unexpected exception and return its error.
 
-        Call this while the exception is handled.
+        Call this in an ``except`` block.
         """
         log.exception("request failed", route=request.route.name)
         return Internal(UNEXPECTED)

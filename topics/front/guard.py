@@ -102,11 +102,11 @@ class Guard:
         authorize(principal, route.scope, matched.router if topic is None else topic)
         if not route.is_document:
             self._check_page(fields)
-        # Health checks and similar routes answer during the drain.
+        # Health checks and similar routes respond during the drain.
         if self.drain.is_draining and not route.answers_in_drain:
             raise shutting_down()
-        # A wrong media type of a chunked body is kept for later, because only its end shows
-        # whether it is empty.
+        # The error for the media type of a chunked body is kept for later, because only the end of
+        # the body shows whether it is empty.
         gzip_in, wrong_media = _check_media(route, head)
         self._check_length(route, head.length)
         _check_name(matched)
@@ -219,14 +219,14 @@ class Guard:
         except (NotFound, MethodNotAllowed):
             authenticate(self._keys.access, head.fields, None)
             raise
-        # An open route accepts anyone. With ``probe_auth``, only public ones do.
+        # An open route accepts anyone. With ``probe_auth``, only public routes do.
         if matched.route.is_open and (matched.route.is_public or not self._probe_auth):
             return matched, ANYONE
         token = find_token(matched.query) if matched.route.query_token else None
         return matched, authenticate(self._keys.access, head.fields, token)
 
     def _check_page(self, fields: HeadFields) -> None:
-        """Raise `Forbidden` if a browser sent the request for a page of another site."""
+        """Raise `Forbidden` if a browser sent the request on behalf of a page from another site."""
         if is_from_foreign_page(fields) and not self.cors.allows(fields):
             rule = "pages of other origins may not send this; TOPICS_CORS_ORIGINS adds origins"
             raise Forbidden(rule)

@@ -1,7 +1,7 @@
-"""Held memory: the ledger of the memory that the front uses because clients are slow.
+"""Held memory: the ledger of memory that the front uses for slow clients.
 
-A client has not read its responses, stream events, jobs or WebSocket messages, or it has not sent a
-complete request (`UnreadInput`).
+The memory contains responses, stream events, jobs and WebSocket messages that clients have not read
+yet, and incomplete requests (`UnreadInput`).
 
     memory of                           bound                   its name in a refusal
     all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
@@ -35,7 +35,7 @@ DEFAULT_MAX_BYTES = 96 << 20
 BACKLOG_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
 STALL_MAX_S = 30.0  # §7.6; the maximum age of the oldest unsent byte
-UNREAD_MIN_BYTES = 1024  # less unread input of one client is not counted
+UNREAD_MIN_BYTES = 1024  # if a client has less unread input, it is not counted
 READ_MIN_BYTES_PER_S = 16 * 1024  # `STALL_MAX_S` grows by one second for each 16 KiB read
 
 

@@ -6,13 +6,15 @@ that do more than return a document.
       names in the setting   listens on loopback
     any name               otherwise, and with ``*`` in the setting
 
-In DNS rebinding a foreign name resolves to 127.0.0.1, so that a browser treats this server as the
-foreign site. A request that has no host name (HTTP/1.0) passes, because no browser sends one.
+In a DNS rebinding attack, a foreign name resolves to 127.0.0.1, so that a browser treats this
+server as the foreign site. A request that has no host name (HTTP/1.0) passes, because no browser
+sends one.
 
-A browser sends some requests of a page to any site without a preflight. They change data or hold
+A browser sends some requests from a page to any site without a preflight. They change data or hold
 resources of the server even though the page cannot read the response: a work stream (a GET that
-leases jobs), every other stream, a WebSocket, a backup, a POST without a body. So the guard refuses
-every route that does more than return a document to pages of other sites, with and without keys:
+leases jobs), every other stream, a WebSocket, a backup, a POST without a body. So on every route
+that does more than return a document, the guard refuses requests from pages of other sites, with
+and without keys:
 
     Origin                        Sec-Fetch-Site          the request comes from
     any                           same-origin             a page of this server
@@ -69,7 +71,7 @@ class HostRule:
                 # A malformed authority is not repeated in the message, because it may contain a
                 # secret before an @.
                 shown = (host or b"")[:SHOWN_MAX].decode("latin-1")
-                rule = "is not a name of this server; TOPICS_ALLOWED_HOSTS adds names"
+                rule = "is not a name of this server; add it to TOPICS_ALLOWED_HOSTS"
                 raise Forbidden(f'the host "{shown}" {rule}')
 
     def _is_accepted(self, host: bytes) -> bool:
@@ -95,8 +97,8 @@ def is_loopback(host: bytes) -> bool:
 
 
 def is_from_foreign_page(fields: HeadFields) -> bool:
-    """Return whether a browser sent the request for a page of another site, that is, a page from
-    neither this host nor the machine of the browser.
+    """Return whether a browser sent the request on behalf of a page of another site, that is, a
+    page from neither this host nor the machine of the browser.
 
     Origins without a host (``null``) are foreign, because any page can have one. Navigations are
     not exempt, because a link or a frame of another site can start one.

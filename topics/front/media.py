@@ -17,8 +17,8 @@ _PLAIN_TEXT = (b"text/plain", b"text/*", b"*/*")
 _EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 GZIP_NAMES = ([b"gzip"], [b"x-gzip"])
 
-# The quantifiers are possessive. Otherwise two adjacent runs of blanks would be tried in every
-# split between them.
+# The quantifiers are possessive. Otherwise the matcher would try every split between two adjacent
+# runs of blanks.
 CODING = re.compile(
     rb"[ \t]*+([!#$%&'*+\-.^_`|~0-9A-Za-z]++)[ \t]*+(?:;[ \t]*+[qQ]=([0-9.]{1,5}))?[ \t]*+"
 )

@@ -114,7 +114,7 @@ def boolean(name: str, value: str) -> bool:
 
 
 def integer(name: str, value: str) -> int:
-    """Parse an integer without a sign. Raise `InvalidRequest` for other values."""
+    """Parse an unsigned integer. Raise `InvalidRequest` for other values."""
     if not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
         raise InvalidRequest(f"{name} must be an integer", parameter=name)
     return int(value)

@@ -10,7 +10,7 @@ place.
 There are two halves of ``half_bytes``; session n uses half n % 2:
 
     offset                 size         content
-    0                      half_bytes   blocks of even sessions, each from a page boundary
+    0                      half_bytes   blocks of even sessions, page-aligned
     half_bytes             half_bytes   blocks of odd sessions
 
 Two halves are needed because, when one side dies, the other side may still use blocks of the ended
@@ -81,7 +81,7 @@ class BlockFiller(Protocol):
     """The code that fills a block. It can be aborted, so that other requests get the space."""
 
     def turnover_s(self, now: float) -> float:
-        """Return the seconds that receiving the bytes held now would take at the recent rate."""
+        """Return the seconds in which the held bytes would be received at the recent rate."""
 
     def abort(self, failure: Exception) -> None:
         """Free the block soon, and fail with ``failure``."""
@@ -328,7 +328,7 @@ class ArenaReader:
     def __init__(self, memory: ArenaMemory) -> None:
         self._memory = memory
         self._view = memory.view.toreadonly()
-        # By half, then by id of the view. The id is unique while the view is stored here.
+        # Keyed by half, then by id of the view. The id is unique while the view is stored here.
         self._held: tuple[dict[int, _Held], dict[int, _Held]] = ({}, {})
         self._on_reclaim: dict[int, Callable[[], object]] = {}  # also by id of the view
         self.session = 0
@@ -458,7 +458,7 @@ class PageAllocator:
         return bisect_right(self._holes, (page, self.count)) - 1
 
     def _allocate_at(self, start: int, pages: int) -> None:
-        """Allocate ``pages`` pages from ``start`` on, and remove them from the hole around them."""
+        """Allocate ``pages`` pages at ``start``, and remove them from their hole."""
         index = self._hole_around(start)
         hole, length = self._holes.pop(index)
         rest = [(hole, start - hole), (start + pages, hole + length - start - pages)]

@@ -7,7 +7,7 @@ another in this order. Each begins at a multiple of 64 bytes (a line):
     section              cell  meaning
     server               0     draining: 1 while the server shuts down [supervisor]
                          1     keys_reload_failed: number of refused reloads of keys [supervisor]
-                         2     started_monotonic_ms: CLOCK_MONOTONIC of the start [supervisor]
+                         2     started_monotonic_ms: CLOCK_MONOTONIC at server startup [supervisor]
     sessions             n     session number of pair n of processes, from 1 [supervisor]
     process p            0     state: FrontState or ShardState [p; the supervisor once it has
     (259 lines each,           reaped p]
@@ -190,9 +190,9 @@ class Board:
     """
 
     keys_reload_failed = _Cell(1)
-    """Number of refused reloads of the keys since the start."""
+    """Number of refused reloads of the keys since the server started."""
     started_monotonic_ms = _Cell(2)
-    """CLOCK_MONOTONIC of the start, in ms."""
+    """CLOCK_MONOTONIC at the start of the server, in ms."""
 
     def __init__(self, shards: int) -> None:
         """Create a board with every state DOWN and every session number 1."""

@@ -6,8 +6,8 @@ in the order of the table, and one block of cells for each row of label values:
     kind        cells            content
     COUNTER     1                only grows, also across restarts of the process
     GAUGE       1                a current value; 0 if the process does not run
-    HISTOGRAM   len(bounds) + 3  observations up to each bound, those above the last one, the sum
-                                 of all and their number; each only grows
+    HISTOGRAM   len(bounds) + 3  the number of observations up to each bound and above the last one,
+                                 the sum of all observations, their number; each only grows
 
 A process stores values only in its own cells. A reader combines the cells of all processes as
 `Aggregation` specifies. A process counts in ordinary variables and copies them to the cells with
@@ -101,7 +101,7 @@ _OF_ALL = (
     Metric("topics_process_cpu_ms_total", COUNTER, "CPU time, user and system.", EACH),
     Metric("topics_process_open_files", GAUGE, "Open file descriptors.", EACH),
     Metric("topics_process_open_files_max", GAUGE,
-           "Maximum of open file descriptors; 0: no limit.", EACH),
+           "Maximum number of open file descriptors; 0: no limit.", EACH),
     Metric("topics_log_lines_dropped_total", COUNTER,
            "Log lines dropped because stderr could not be written."),
 )
@@ -110,10 +110,10 @@ _OF_THE_FRONT = (
            "Requests by route and response status.",
            SUM, ("route", "status"), _STATUSES, is_sparse=True),
     Metric("topics_http_received_bytes_total", COUNTER,
-           "Bytes of received requests, including heads.",
+           "Bytes of received requests, including headers.",
            SUM, ("route",), _ROUTES, is_sparse=True),
     Metric("topics_http_sent_bytes_total", COUNTER,
-           "Bytes of sent responses and streams, including heads.",
+           "Bytes of sent responses and streams, including headers.",
            SUM, ("route",), _ROUTES, is_sparse=True),
     Metric("topics_http_request_duration_us", HISTOGRAM,
            "Time from a request to the end of its response, including the wait of long polls "
@@ -135,7 +135,7 @@ _OF_THE_FRONT = (
 )
 _OF_SHARDS = (
     Metric("topics_wal_frames_total", COUNTER, "Frames appended to the log."),
-    Metric("topics_wal_batches_total", COUNTER, "Groups of frames, each written at once."),
+    Metric("topics_wal_batches_total", COUNTER, "Groups of frames, each written in one batch."),
     Metric("topics_wal_fsyncs_total", COUNTER, "fsyncs of the log."),
     Metric("topics_wal_loop_fsyncs_total", COUNTER,
            "fsyncs of the log executed on the event loop of the shard."),

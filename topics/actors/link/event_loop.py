@@ -164,7 +164,7 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         self._epoll.register(epoll.fileno(), select.EPOLLIN)
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Wait until the deadline at most, and handle ready descriptors.
+        """Wait until the deadline at the latest, and handle ready descriptors.
 
         Return 0, because trio need not sleep afterwards.
 

@@ -58,9 +58,9 @@ OnMessages: TypeAlias = Callable[[list[Message]], None]
 
 # In bytes. A longer queue is written buffer by buffer, to avoid an additional copy.
 JOIN_BYTES: Final = 1 << 20
-DEFERRED_MAX: Final = 64  # quiet messages that wait for a flush
+DEFERRED_MAX: Final = 64  # maximum number of quiet messages that wait for a flush
 EARLY_FLUSH_BUFFERS: Final = (
-    16  # queued buffers after which they are flushed early, so that the peer can begin
+    16  # number of queued buffers that causes an early flush, so that the peer can begin
 )
 
 
@@ -163,7 +163,7 @@ class Link:
         # ring.
         self._unsent: deque[memoryview] = deque()  # flushed data that did not fit in the ring
         self._unsent_bytes = 0
-        # Only the guard reads it: an end that sleeps although it has work has missed a wake-up.
+        # Used by `check`: an end that sleeps although it has work has missed a wake-up.
         self._is_asleep = False
         self.late_bells = 0
         """Number of lost wake-ups that the timer found. Must stay 0."""
@@ -210,8 +210,8 @@ class Link:
         # Most attachments are short `bytes`, which are queued as they are.
         if type(attachment) is not bytes or len(attachment) > self._inline_bytes:
             attachment, flags = self._in_arena(attachment)
-        # The board may name another session already, before `run` has noticed. Nothing may be
-        # sent then.
+        # The board may contain a newer session number that `run` has not detected yet. Then no
+        # message may be sent.
         if not self._open or self._cell[0] != self._session:
             raise self._peer_closed_error()
         head = encode_head(message_id, subject, payload, len(attachment), flags)
@@ -331,8 +331,8 @@ class Link:
             return
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self.reader.release(message.attachment)
-        # The peer may reuse the block when it gets this message. In a new session nothing is to
-        # be reported.
+        # The peer may reuse the block when it gets this message. In a new session there is nothing
+        # to report.
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
             if self._timer is not None:
@@ -363,7 +363,7 @@ class Link:
             self.run_once(on_open, on_messages, on_close)
             # Do not request wake-ups for new input while this end does not read.
             if self._unsent_bytes <= self._backlog_max:
-                # The order is that of `decisions/0001`: announce the sleep, then a full fence,
+                # `decisions/0001` defines the order: announce the sleep, then a full fence,
                 # then check again. In any other order, a message that arrives in between would
                 # wait for the next event.
                 reading.sleep_state.begin_sleep()

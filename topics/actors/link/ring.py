@@ -87,7 +87,7 @@ class SleepState:
         cells[cell] = self.number
 
     def begin_sleep(self) -> None:
-        """Make the other side ring from now on.
+        """Make the other side ring the bell when there is data or space.
 
         The caller must execute a fence before its last check for data or space.
         """
@@ -118,7 +118,7 @@ class RingProducer:
         self._fences = fences
         self._bell = consumer_bell
         self._head = 0
-        self._rung = 0  # the consumer's sleep number for which this end has rung
+        self._rung = 0  # the consumer's last sleep number for which this end rang the bell
         self.sleep_state = SleepState(memory.cells, PRODUCER_SLEEP)
         self.bells = 0
         """Number of times that this end woke the other."""
@@ -223,7 +223,7 @@ class RingConsumer:
         self._fences = fences
         self._bell = producer_bell
         self.tail = 0  # data is available if this is below cells[HEAD]
-        self._rung = 0  # the producer's sleep number for which this end has rung
+        self._rung = 0  # the producer's last sleep number for which this end rang the bell
         self.sleep_state = SleepState(memory.cells, CONSUMER_SLEEP)
         self.bells = 0
         """Number of times that this end woke the other."""

@@ -195,12 +195,12 @@ class MessageRouter(RouteTable):
         # timeout.
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
-        # The handlers have not answered. If there are none, this replies with an error
+        # The handlers have not replied. If there are none, this replies with an error
         # immediately.
         if inbound.is_open and inbound.is_timed:
             self._start_timeout(inbound, routes)
         # All handlers of an event or a custom message have run, so the memory of the message is
-        # released. A request keeps it until it is answered.
+        # released. A request keeps it until it gets its reply.
         elif waiting is None and kind != "rpc":
             session.release(message)
         return None if waiting is None else self._run_remaining(inbound, waiting, remaining)
@@ -217,7 +217,7 @@ class MessageRouter(RouteTable):
             if deadline is not None:
                 await trio.sleep_until(deadline)
             else:
-                # Without open requests, the task has no deadline. `_start_timeout` wakes it for
+                # If no request is open, the task has no deadline. `_start_timeout` wakes it for
                 # the next one.
                 self._idle = trio.Event()
                 await self._idle.wait()

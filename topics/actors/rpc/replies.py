@@ -62,7 +62,7 @@ def answer_error(request: InboundMessage[Any, Any], error: Exception) -> None:
 
 
 def total_ms(at: int) -> float:
-    """Return the ms since ``at``, when the front had the complete request (monotonic ns)."""
+    """Return the ms since ``at``, when the front had received the request (monotonic ns)."""
     return (time.monotonic_ns() - at) / 1e6
 
 
@@ -72,7 +72,7 @@ def reply_json(request: InboundMessage[Any, R], result: R, body: bytes, at: int)
 
 
 def restored(code: str, message: str, detail: Mapping[str, Any]) -> TopicsError:
-    """Restore the error that a shard raised from its code, message and detail."""
+    """Create the error that a shard raised, given its code, message and detail."""
     return TopicsError.restore(_CLASSES[code], message, dict(detail))
 
 

@@ -19,7 +19,7 @@ DEFAULT_MODES: Final[dict[SubjectKind, Mode]] = {
     "event": "broadcast",
     "custom": "broadcast",
 }
-"""The mode of a registration without a mode. No message of kind ``reserved`` is ever delivered."""
+"""The default modes of registrations. No message of kind ``reserved`` is ever delivered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class PendingCall(msgspec.Struct, eq=False):
     is_done: bool = False
     # Set by the caller if the reply may take long by design, as for a long poll.
     is_long_poll: bool = False
-    # Called with the reply to an abandoned call, if the reply has an effect that must be handled.
+    # Called with the reply to an abandoned call. Set if that reply has effects to be undone.
     on_late: Callable[[Reply[Any]], None] | None = None
 
     def abandon(self) -> None:
@@ -170,7 +170,7 @@ class LinkSession:
         self.transport: Final = transport
         self.closed = False
         self.calls: Final[dict[int, PendingCall]] = {}
-        """Calls by cid: those in progress, and abandoned calls with an ``on_late``."""
+        """Calls by cid: calls in progress, and abandoned calls whose ``on_late`` is set."""
         self.plans: Final[dict[str, Plan]] = {}
         """Subjects that the router has resolved for this session."""
         self.unanswered: Final[dict[Any, float]] = {}

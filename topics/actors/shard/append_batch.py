@@ -178,7 +178,7 @@ class AppendBatch:
         self._note(index, FAILED)
 
     def _ending(self, index: int, change: Append | None, result: LogProgress) -> bytes:
-        """Render the end of a result that is sent now: its ``performance`` block."""
+        """Render the ``performance`` block, which ends a result and includes the time until now."""
         params = self.params
         at = params.at if params.ats is None else params.ats[index]
         is_synced = change is not None and change.topic.config.durability == "fsync"

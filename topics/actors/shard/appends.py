@@ -70,12 +70,12 @@ class Appends(Service):
         held = context.held
         if held.waiting and held.defer_if_held(params.topic, self._append, request):
             return
-        # A body that takes long is handled in a task. A batch of short ones is decided here.
+        # A long body is handled in a task. A batch of short bodies is evaluated here.
         if params.lengths is None and len(request.attachment) > STREAMED_MIN_BYTES:
             self._streamed.begin(request)
             return
         topic = self._engine.topics.get(params.topic)
-        # The band is that of the topic at its decision. A new topic has no reads yet.
+        # The band is the topic's band before this append. A new topic has no reads yet.
         batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
         if may_wait:
             batch.enable_retry(self._defer_retry)
@@ -83,7 +83,7 @@ class Appends(Service):
             self._decide_one(batch)
         else:
             self._decide_all(batch, enumerate(batch.bodies()))
-        # From here on the log answers. It reports success or failure in any case.
+        # From here on, the reply depends on the log, which always reports success or failure.
         request.disable_timeout()
         # The bodies are decoded. Free their block of the link's arena, unless a retry needs it.
         if type(request.attachment) is not bytes and not batch.may_retry:
@@ -95,7 +95,7 @@ class Appends(Service):
     def _decide_retry(self, batch: AppendBatch) -> None:
         """Evaluate again the requests of a batch that the log has lost.
 
-        They are not retried another time.
+        They are not retried again.
         """
         # The topic may be held by a change that arrived in the meantime.
         params, held = batch.params, self._context.held
@@ -153,8 +153,8 @@ class Appends(Service):
                 self._decide_group(batch, group)
                 group, size = [], len(content)
             group.append((index, body))
-            # The first request creates the topic, and its outcome decides what the following ones
-            # find.
+            # The first request creates the topic, and its outcome determines whether the following
+            # ones find it.
             if is_alone or not self._engine.topics.get(params.topic):
                 self._decide_group(batch, group)
                 group, size = [], 0

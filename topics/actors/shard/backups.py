@@ -235,7 +235,7 @@ class Backups(Service):
         # of neither shard, or of both.
         if backup.hold_deadline is None or backup.holding is not None:
             raise _hold_expired()
-        # Keep the count of losses, too. If changes are undone before the sync, the LSN may name
+        # Keep the count of losses, too. If changes are undone before the sync, the LSN may refer to
         # other frames.
         backup.cut = self._context.wal.next_lsn, self._context.commits.rollback_count
         request.reply(BackupCut(backup.cut[0], self._run))
@@ -271,7 +271,7 @@ class Backups(Service):
             yield ArchiveFile(
                 self._shard.folders.name_of(file.path), str(file.path), 0, length, file.size
             )
-        # Blobs are named by frames below the cut, or were named when the pin was set.
+        # Add the blobs to which frames below the cut refer, or referred when the pin was set.
         yield from self._whole_files(sorted({*wal.blobs.below(lsn), *backup.pin.blobs}))
 
 

@@ -85,7 +85,7 @@ class Deletes(Service):
         if self._context.held.defer_if_held(name, handler, request):
             return
         self._context.remove_expired(self._engine.topics.get(name))
-        # Routers name the topic, so the owner must remove them before the topic disappears.
+        # Routers refer to the topic, so the owner must remove them before the topic is deleted.
         if self._context.routers_of(name) and name in self._engine.topics:
             # Check the preconditions first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)
@@ -101,8 +101,8 @@ class Deletes(Service):
         # From now on routers may be removed, so the request must complete.
         request.disable_timeout()
 
-        # The reply of the owner. The hold ends in every case, and the deferred calls follow the
-        # outcome.
+        # Handle the reply of the owner. In every case the hold ends, and the deferred calls run
+        # last.
         def then(answer: Reply[CascadeResult] | TopicsError) -> None:
             deferred = context.held.release(name)
             if isinstance(answer, TopicsError):
@@ -128,7 +128,7 @@ class Deletes(Service):
         change = delete_topic.decide(
             self._engine.table, params.topic, params.if_empty, self._context.now
         )
-        # The key may not see all routers, so the reply names only the visible ones.
+        # The key may not see all routers, so the reply lists only the visible ones.
         visible = [name for name in routers if covered(name, params.prefixes)]
         body = answers.deleted(params.topic, existed=change is not None, routers=visible)
         if change is None:
@@ -152,7 +152,7 @@ class Deletes(Service):
         topic = self._context.find_topic(params.topic)
         # Hold the topic until no change of it is pending, because a replay could apply caps
         # differently otherwise.
-        # The frame names seqs. Pending changes that remove records must be committed before
+        # The frame contains seqs, so pending changes that remove records must be committed first
         # (`must_wait`).
         if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.hold(topic.name)
@@ -166,7 +166,7 @@ class Deletes(Service):
             self._context.start(self._delete_remaining, request, whole, 0)
             return
         change = delete_records.decide(self._engine.table, whole, self._context.now)
-        # The first slice is decided without a task, because most deletes have only one.
+        # The first slice is processed without a task, because most deletes have only one.
         self._has_first_slice = change.rest is not None
 
         def settle(result: LogProgress | OSError) -> None:
@@ -196,8 +196,8 @@ class Deletes(Service):
         is_retry = False
         try:
             while left is not None:
-                # One slice at a time. The lock is released between slices, so other deletes get
-                # their turn.
+                # One slice at a time. The lock is released between slices, so that other deletes
+                # can continue.
                 async with self._slices:
                     change, result = await self._delete_slice(left)
                 if not isinstance(result, OSError):
@@ -224,8 +224,8 @@ class Deletes(Service):
         """
         topic, held = rest.topic, self._context.held
         await held.wait_free(topic.name)
-        # The deletion is decided and not committed. Its outcome decides whether there is anything
-        # to delete.
+        # The deletion of the topic is pending. Its outcome determines whether there are records to
+        # delete.
         if topic.deleted:  # the deletion may be undone
             await self._commits.wait_idle(topic)
         if topic.deleted:

@@ -45,10 +45,10 @@ log = structlog.get_logger()
 
 
 class DiskSpace(Service):
-    """The state of one shard's disk. ``broken``: the error that ended all writing.
+    """The state of one shard's disk. ``broken``: the error that prevents all further writes.
 
-    A task checks the disk. It does not use the calls of the deadline queue, because its checks wait
-    for the disk in threads, and the next pause begins only when a check has ended.
+    A task checks the disk. The deadline queue is not used, because a check waits for the disk in a
+    thread, and the pause before the next check begins when the check has ended.
     """
 
     def __init__(self, shard: RecoveredShard, commits: GroupCommit, cells: ShardCells) -> None:

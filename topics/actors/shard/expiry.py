@@ -51,7 +51,7 @@ class Expiry(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        # By the number of the bucket. A topic may be in several buckets, and only the one in
+        # Keyed by the number of the bucket. A topic may be in several buckets, and only the one in
         # `_planned` counts.
         self._buckets: dict[int, array[int]] = {}  # ids of topics
         self._order: list[int] = []  # heap of the buckets
@@ -82,7 +82,7 @@ class Expiry(Service):
         self._context.deadlines.call_at(-math.inf, self._begin)
 
     def _begin(self) -> None:
-        # In parts, so that a start with many topics does not delay the first requests.
+        # In steps, so that many topics do not delay the first requests after startup.
         some = [*islice(self._begins, BEGIN_TOPICS)]
         for topic in some:
             if topic.committed.ttl_ms and not topic.deleted:
@@ -108,8 +108,8 @@ class Expiry(Service):
                 self._planned.pop(topic.id, None)
                 topic.follow(self._changed)
             return
-        # Never use a past bucket, because a damaged record may be due and not be removable. Such a
-        # bucket would be swept again immediately.
+        # Never use a past bucket, because a damaged record may be due but impossible to remove.
+        # Such a bucket would be swept again immediately.
         bucket = max(due_ts, self._context.now.ts) // SWEEP_MS
         # If the topic is already planned for this bucket or an earlier one, the sweep of that
         # bucket plans it again.
@@ -138,7 +138,7 @@ class Expiry(Service):
 
     def sweep(self) -> None:
         """Remove expired records of the next topics. Call this only within an iteration."""
-        # ``opens`` is -1 in a hurry: the current bucket counts as ended.
+        # ``opens`` is -1 if space is needed: the current bucket counts as ended.
         now, opens = self._context.now.ts, -1 if self._is_requested else 0
         self._is_requested = False
         # Open the buckets that have ended. If space is needed, also open the current bucket.

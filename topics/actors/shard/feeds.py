@@ -228,8 +228,8 @@ class Feeds(Service):
     def _note_sync(self) -> None:
         """Mark waiting strong feeds as due if the log has been synced further."""
         synced = self._context.wal.synced_lsn
-        # A changed LSN may not cover the records of each waiting feed. `_next_page` puts a feed
-        # back then.
+        # The new LSN may not cover the records of each waiting feed. If it does not, `_next_page`
+        # puts the feed back.
         if self._unsynced and self._synced != synced:
             self._due.update(self._unsynced)
             self._unsynced.clear()
@@ -279,8 +279,8 @@ class Feeds(Service):
         # Records that have expired must not be sent, as in every other read.
         if not topic.deleted:
             self._context.remove_expired(topic)
-        # A strong feed sees only synced records, because a crash must not take back what a reader
-        # has received.
+        # A strong feed sees only synced records, because records that a reader has received must
+        # survive a crash.
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
         # A strong feed must wait for a sync of the remaining records.
         if head_seq < topic.head_seq:

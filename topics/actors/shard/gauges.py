@@ -48,7 +48,7 @@ class Gauges(Service):
         context.note_changed = self._usage.touch
         self._is_counting = False
         self._losses = self._commits.rollback_count
-        self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # zeros until the first measure
+        self._disk = DiskUsage._make([0] * len(DiskUsage._fields))  # zeros until measured
 
     # Ticks
 

@@ -100,10 +100,10 @@ class GroupCommit:
         self._serial = 0
         # Whether a change of the open group waits for a sync. `flush` passes it on and resets it.
         self._wants_sync = False
-        # A commit has submitted floor changes, which need a flush outside of an iteration.
+        # Whether a commit has submitted floor changes, which need a flush outside of an iteration.
         self._has_floors = False
-        # By topic id: events of tasks that wait until no change of the topic is pending. An event
-        # is removed when it is set.
+        # Keyed by topic id: events for tasks that wait until no change of the topic is pending. An
+        # event is removed when it is set.
         self._idle: dict[int, trio.Event] = {}
         # Set at the next progress of the log, for all tasks that wait at that time. None if there
         # are none.
@@ -131,7 +131,7 @@ class GroupCommit:
 
     @property
     def reached(self) -> int:
-        """Every change with a frame before this LSN is committed."""
+        """The LSN before which the frames of all changes are committed."""
         # The queues are ordered, so only their first changes can be the oldest.
         return min(
             (queue[0].start for queue in (self._until_written, self._until_synced) if queue),
@@ -230,12 +230,12 @@ class GroupCommit:
         """
         self._serial += 1
         pending = PendingChange(change, locator, start, self.wal.next_lsn, self._serial, settle)
-        # A change with ``sync`` may not be answered when it is only written, even if the write is
-        # fast.
+        # A change with ``sync`` must not be committed before its frames are synced, even if they
+        # are written early.
         if change.sync:
             self.is_unsent = self._wants_sync = True
             self._until_synced.append(pending)
-        # Without a sync, the change is committed when it is written. The order within a topic is
+        # A change that needs no sync is committed when it is written. The order within a topic is
         # kept, because a change without frames also queues here while earlier ones of its topic
         # are pending.
         elif change.frames or change.topic.pending > 1:
@@ -336,14 +336,14 @@ class GroupCommit:
     def _settle_up_to(self, queue: deque[PendingChange], lsn: int, progress: LogProgress) -> None:
         if not queue:
             return
-        # All changes of this step are committed with one time.
+        # All changes of this step have the same commit time.
         now = self.now()
         while queue and queue[0].end <= lsn:
             self._commit(queue.popleft(), progress, now)
 
     def _commit(self, pending: PendingChange, progress: LogProgress, now: Now) -> None:
-        # First the effect on the engine, then the response, so that a client that has its
-        # response finds the write in any later read.
+        # Apply the change to the engine before the response is sent, so that a client that has
+        # received the response finds the write in any later read.
         change, topic = pending.change, pending.change.topic
         if change.frames:
             # Readers of the log may access frames up to here.

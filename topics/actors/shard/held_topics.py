@@ -116,7 +116,7 @@ class Retries(Service):
             answer_error(request, unwritable(error))
 
     def on_due(self) -> None:
-        """Handle the requests again. By now the log accepts changes again."""
+        """Handle the requests once more, because the log accepts changes again."""
         waiting, self._waiting = self._waiting, []
         for handler, request in waiting:
             handle_late(handler, request)

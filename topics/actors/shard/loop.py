@@ -54,7 +54,7 @@ class ShardLoop:
 
     def __init__(self, shard: RecoveredShard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
-        # The context calls back into the loop, which is known only now.
+        # The context calls back into the loop, which exists only now.
         context.send, context.end_iteration = self._send, self.end_iteration
         context.commits.on_commit = self._committed
         context.commits.on_rollback = self._rolled_back
@@ -95,8 +95,8 @@ class ShardLoop:
                 nursery.start_soon(service.run)
             self.context.disk_space.show()
             await stop.wait()
-            # From here on services start no new work. Changes that wait for the log are still
-            # answered.
+            # From here on services start no new work. Requests whose changes wait for the log still
+            # get their replies.
             self.context.is_stopping = True
             await self.commits.wait_drained()
             nursery.cancel_scope.cancel()
@@ -162,7 +162,7 @@ class ShardLoop:
     def run_iteration(self, arrived: Iterable[Arrival] | None = None) -> None:
         """Handle ``arrived``, or the next batch of the inbox if it is None."""
         context, handle = self.context, self.handle
-        # One time for all decisions of the iteration.
+        # Use one time for all decisions of the iteration.
         context.now = context.clock()
         for session, messages in self.inbox.next_batch() if arrived is None else arrived:
             for message in messages:
@@ -186,9 +186,9 @@ class ShardLoop:
 
         Schedule another iteration if the inbox, the log or a service has more work.
         """
-        # The order: acks first, because they share one frame. Then commit what the log can write
-        # immediately, so that the services see these commits. Then the services, and at last the
-        # frames that they added.
+        # Process acks first, because they share one frame. Then commit what the log can write
+        # immediately, so that the services see these commits. Then run the services, and finally
+        # pass on the frames that they added.
         commits = self.commits
         job_calls = self.services.job_calls
         if job_calls.gathered:

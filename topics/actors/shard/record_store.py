@@ -155,7 +155,7 @@ class RecordStore:
         self.on_blobs_removed(self._wal.blobs.drop(topic.id))
 
     def prefetch(self, topic: Topic, seq: int) -> None:
-        """Start to read records from ``seq`` on into the page cache, if they are in segments."""
+        """Start to read the records at and after ``seq`` into the page cache, if in segments."""
         index = topic.index.find(seq)
         locator = _live_extent(topic.index, index)
         if locator is not None:
@@ -164,6 +164,7 @@ class RecordStore:
 
     def discard_prefetched(self) -> None:
         """Discard which pages were prefetched, because the kernel may have evicted them."""
+        """Clear the record of prefetched pages, because the kernel may have evicted them."""
         self._wal.reset_checked()
         self._segments.maps.reset_checked()
 

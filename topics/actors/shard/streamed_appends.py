@@ -72,8 +72,8 @@ class StreamedAppends(Service):
 
         The topic must not be held by another change.
         """
-        # The hold keeps other changes of the topic out until the reply. Seqs are assigned from
-        # the head at the decision, so a change in between would use the same seqs.
+        # The hold keeps other changes of the topic out until the reply. Seqs are assigned from the
+        # head before the change is committed, so a change in between would use the same seqs.
         self._context.held.hold(request.params.topic)
         request.disable_timeout()  # writing a long body may take longer than the timeout
         self._context.start(self._handle, request)
@@ -81,7 +81,7 @@ class StreamedAppends(Service):
     async def _handle(self, request: AppendCall) -> None:
         params = request.params
         batch = AppendBatch(request, self._context.band_of(params.topic))
-        # Every path below answers the request once, and then releases its memory and the topic.
+        # Every path below replies to the request once, and then releases its memory and the topic.
         try:
             outcome = await self.append(params, request.attachment)
         except Exception as error:
@@ -102,7 +102,7 @@ class StreamedAppends(Service):
         request = await self._decode(body)
         largest = check_append(request, len(body), params.key, self._limits)
         # Each level of nesting takes at least two bytes, so shorter records need no check. The
-        # check gives way to other tasks after each step.
+        # check lets other tasks run after each step.
         if largest > 2 * self._limits.nesting:
             for _ in check_nesting(request.records, self._limits.nesting):
                 await trio.lowlevel.checkpoint()
@@ -134,7 +134,7 @@ class StreamedAppends(Service):
             self._engine.table.release_reserved_bytes(topic)
 
     async def _frees(self, error: OSError) -> bool:
-        """Return whether ``error`` is a full disk and breaking a backup's pin has freed space."""
+        """Return whether the disk is full and breaking a backup's pin has freed space."""
         return error.errno in FULL and await self._free_space()
 
     async def _decode(self, body: Buffer) -> AppendBody:
@@ -176,8 +176,8 @@ class StreamedAppends(Service):
         key = request.idempotency_key
         keep_key = key is not None and keeps_key(topic, key)
         rendering = Rendering(request, keep_key=keep_key, due=due or None)
-        # Rendering the tables and computing the ends take milliseconds each. Give way between
-        # them.
+        # Rendering the tables and computing the ends take milliseconds each. Let other tasks run in
+        # between.
         await trio.lowlevel.checkpoint()
         self._context.begin_iteration()
         # Expired records are removed first, because their capacity may be needed.
@@ -206,7 +206,7 @@ class StreamedAppends(Service):
             raise
         result = await self._commits.submit_and_wait(change, resident)
         # With `NoSpace` the log continues, and the change was undone. After other errors the log
-        # is broken, and the next start decides about the blob.
+        # is broken, and the next startup keeps or removes the blob.
         if isinstance(result, NoSpace) and resident is None:
             # The frame of the change was not written. Remove the blob to free its space.
             self._context.wal.blobs.remove(topic.id, change.first_seq)

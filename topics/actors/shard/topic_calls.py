@@ -64,7 +64,7 @@ class TopicCalls(Service):
             self._context.now,
             params.prefixes,
         )
-        # The reply names the fields of the body that were ignored.
+        # The reply lists the fields of the body that were ignored.
         ignored = ignored_in(request.attachment, TopicConfigPatch)
         request.disable_timeout()
         request.release()

@@ -248,7 +248,7 @@ class ShardLink:
 
     @property
     def unavailable_reason(self) -> str:
-        """A keyword for why the shard does not serve; empty if it serves."""
+        """A keyword for the reason why the shard does not serve requests; empty if it does."""
         state = self.cells.state
         if self.is_stalled:
             return DISK_STALLED if self.is_waiting_for_disk() else STALLED
@@ -368,7 +368,7 @@ class Shards:
         if session is None or (
             link.waits_for_disk and call.is_write and link.is_waiting_for_disk()
         ):
-            # The board shows that the loop hangs earlier than `check` detects it. Such a loop would
+            # The board shows that the loop hangs before `check` detects it. Such a loop would
             # execute the write later, when the client has already received an error.
             discard(body)
             return self._refused(link, call, then)
@@ -487,7 +487,7 @@ class Shards:
         bound = max(TURNOVER_MAX_S, filler.turnover_s(now))
         if slowest is filler or slowest.turnover_s(now) < bound:
             return False
-        reason = "no memory for a large body that is sent so slowly"
+        reason = "memory is full, and this large body arrives too slowly"
         slowest.abort(Throttled(reason, retry_after_ms=1000))
         return True
 

@@ -9,8 +9,8 @@ writes: method, path as matched by the route table, and a fixed Host. The reques
 passed separately, as an `AdminCall` in the ASGI scope. The data plane sends the response with its
 own head.
 
-No byte of a client may reach Hypercorn. So no message is parsed twice, and Hypercorn gets no
-upgrade and no malformed request that it would respond to itself. No byte of a head that Hypercorn
+No bytes from a client may reach Hypercorn. So no message is parsed twice, and Hypercorn gets no
+upgrade and no malformed request that it would respond to itself. No part of a head that Hypercorn
 writes may reach a client.
 """
 
@@ -110,7 +110,7 @@ def _shielded(app: QuartTrio) -> App:
 
     Hypercorn 0.18 sends ``http.disconnect`` while it still handles the last body message.
     Quart-trio 0.12 then cancels its nursery, and with it the handling of that message. So messages
-    are sent in a shielded scope. None of them waits for the client.
+    are sent in a shielded scope. Sending a message never waits for the client.
     """
 
     async def shielded(scope: AsgiMessage, receive: Receive, send: Send) -> None:

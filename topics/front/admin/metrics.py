@@ -200,7 +200,7 @@ async def _call_all(context: RouteContext, params: MetricsParams) -> list[Metric
 
 
 def row_families(context: RouteContext, found: Sequence[MetricsResult]) -> Iterator[MetricFamily]:
-    """Yield the rows of the shards, up to a bound, in the order of their names."""
+    """Yield the rows from the shards, ordered by name, up to a bound."""
     is_truncated = len(found) < context.shards.count
     most = context.settings.metrics_topics
     yield from _families(

@@ -51,11 +51,11 @@ from topics.storage.disk import Damaged
 
 log = structlog.get_logger()
 
-# Attempts to cut the logs, because a move between topics may take longer than a hold.
+# Several attempts to cut the logs are needed if a move between topics takes longer than a hold.
 CUT_ATTEMPTS_MAX: Final = 10
 PAUSE_S: Final = 0.5  # between two attempts
 READ_AHEAD_CHUNKS: Final = 8  # chunks that were read and have not been sent
-# While other clients send requests. Reading, hashing and sending take about 4 ms per MiB.
+# The rate while other clients send requests. Reading, hashing and sending take 4 ms per MiB.
 BUSY_BYTES_PER_S: Final = 32 << 20
 # The nice value of the thread that reads.
 READER_NICENESS: Final = 15
@@ -233,10 +233,9 @@ def _chunk(data: bytes) -> Sequence[bytes]:
 
 @contextlib.asynccontextmanager
 async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveChannel[bytes]]:
-    """Iterate ``pieces`` in a thread of low priority, up to `READ_AHEAD_CHUNKS` ahead of the
-    reader.
+    """Iterate ``pieces`` in a low-priority thread, up to `READ_AHEAD_CHUNKS` ahead of the reader.
 
-    At its end, the context manager raises the exception of the thread.
+    On exit, the context manager raises the exception of the thread, if any.
     """
     send, receive = trio.open_memory_channel[bytes](READ_AHEAD_CHUNKS)
     token = trio.lowlevel.current_trio_token()

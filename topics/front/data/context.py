@@ -1,4 +1,4 @@
-"""Route context: the parts of a front that operations use, and the call of a shard."""
+"""Route context: the parts of a front that operations use, and the method that calls a shard."""
 
 from __future__ import annotations
 

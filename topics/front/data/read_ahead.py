@@ -15,8 +15,8 @@ correct is dropped, and then the front predicts again from the start. A response
 was read ahead must never contain less than the shard would return.
 
 Compared with a front without read-ahead, on two cores: a client with 1,000 records per page reads
-1.3 times the records per second, a client with 256 records per page 1.4 to 1.8 times, and a client
-that decodes the records 1.13 times.
+1.3 times as many records per second, a client with 256 records per page 1.4 to 1.8 times as many,
+and a client that decodes the records 1.13 times as many.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PageRun:
         """Copy the pages, because they must not occupy shared memory."""
         result, body, start = reply.result, memoryview(reply.body), 0
         self.mark = HeadMark(*result.mark)
-        # The mark is the state of the topic for all pages of the run.
+        # The mark, the earliest seq and the epoch apply to all pages of the run.
         self.earliest_seq, self.epoch = result.earliest_seq, result.epoch
         self.pages = deque()
         for length, next_from_seq, scanned in result.pages:
@@ -159,7 +159,7 @@ class ReadAhead:
         self._shards, self._drain = shards, drain
         # Predicted diffs, oldest first. Nothing has been read ahead for them yet.
         self._predicted: dict[PageKey, None] = {}
-        # By the diff to which the next page is the response; the least recently used run is first.
+        # Keyed by the diff that the next page answers; the least recently used run is first.
         self._runs: dict[PageKey, PageRun] = {}
 
     def diff(self, request: Request, body: Body, at: int, then: OnResult) -> Pending | None:
@@ -180,7 +180,7 @@ class ReadAhead:
 
     def _begin(self, request: Request, body: Body, at: int, then: OnResult) -> Pending | None:
         """Respond from a page that was read ahead, wait for such a page, or call the shard."""
-        # A long body is not worth a prediction, and a streamed one is not known completely.
+        # Long bodies are not worth predicting, and streamed bodies are not in the front's memory.
         if type(body) is not bytes or len(body) > BODY_MAX_BYTES:
             return self._call_shard(request, body, at, then, None, was_predicted=False)
         key = PageKey(request.topic, body)
@@ -224,7 +224,7 @@ class ReadAhead:
                 then(reply)
                 return
             answer, next_from_seq = shard_answer(reply), reply.result.next_from_seq
-            # Without a cursor in the body or a next one in the reply, the next request cannot be
+            # If the body has no cursor or the reply has no next cursor, the next request cannot be
             # predicted.
             if key is not None and next_from_seq is not None and key.has_cursor:
                 following = key.moved_to(next_from_seq)
@@ -315,7 +315,7 @@ class ReadAhead:
             )
             next_run = NextRunRequest(request_run)
         # The run is stored under the request that its next page answers.
-        # Without a free slot, the remaining pages are dropped. The client then gets its pages
+        # If there is no free slot, the remaining pages are dropped. The client then gets its pages
         # from the shard.
         if run.pages and self._has_free_run():
             run.used_ns = time.monotonic_ns()

@@ -1,6 +1,6 @@
 """Acceptor: accepts clients, a bounded number per iteration; refuses them if no slot is free.
 
-    listen queue --accept, many per iteration--> waiting --take, few per iteration--> a driver each
+    listen queue --accept, many per iteration--> waiting --take, few per iteration--> protocols
                      |                             |-- with a key: first
                      |                             '-- half-closed: last, closed to free a slot
                      |-- `connections_max` are open --.
@@ -174,12 +174,12 @@ class Acceptor:
         # again.
         self._spare_fd = -1  # closed to accept a client if no other descriptor is free
         self._is_running = False
-        # Accepted clients that no driver has taken yet.
+        # Accepted clients that no protocol serves yet.
         # A socket is in exactly one of these queues and uses one slot. Each exit from a queue
         # must either pass the socket to ``take``, which keeps the slot, or close the socket and
         # release the slot.
         self._unsorted: deque[socket.socket] = deque()  # accepted just now, or without input
-        # By key; the keys are served in rotation.
+        # Keyed by API key; the keys are served in rotation.
         self._known: dict[bytes, deque[socket.socket]] = {}
         self._waiting: deque[socket.socket] = deque()  # all other clients
         self._half_closed: deque[socket.socket] = deque()  # their clients may have disconnected
@@ -207,10 +207,10 @@ class Acceptor:
                 for _ in range(ACCEPTS_PER_ITERATION):
                     if not (await self._may_accept(listener) and await self._accept(listener)):
                         break
-                # First requests of new clients do not count, so that new clients do not raise their
-                # own limit.
-                # The requests of established clients since the last iteration are the measure for
-                # how much of this iteration new clients may use.
+                # The first requests of new clients do not count, so that new clients do not raise
+                # their own limit.
+                # The number of requests from established clients since the last iteration
+                # determines how many new clients this iteration takes.
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
                 silent = max(0, silent - requests)
@@ -270,8 +270,8 @@ class Acceptor:
                     yield sockets.popleft()
             self._known.clear()
             return
-        # More clients wait than can be served. Only now the order matters, and only now input is
-        # searched for keys.
+        # More clients wait than can be served. Only in this case does the order matter, so only now
+        # is the input searched for keys.
         self._sort_by_key()
         until = time.monotonic() + SPENT_MAX_S
         # Clients with a key are first.
@@ -362,7 +362,7 @@ class Acceptor:
         call found no free descriptor.
         """
         try:
-            # The listener does not block. Without a waiting client, this raises BlockingIOError.
+            # The listener does not block. If no client waits, this raises BlockingIOError.
             sock, _ = listener.accept()
         except BlockingIOError:
             return False
@@ -371,7 +371,7 @@ class Acceptor:
             # descriptor becomes free, and try once more.
             if failure.errno in OUT_OF_FILES and not again:
                 self._evict(False)
-                # In these iterations the poller also notices clients that have left.
+                # In these iterations the poller also notices clients that have disconnected.
                 for _ in range(TASK_END_PASSES):
                     await trio.lowlevel.checkpoint()
                 return await self._accept(listener, again=True)
@@ -409,8 +409,8 @@ class Acceptor:
         waiting = self._waiting
         if len(waiting) < WAITING_MAX:
             waiting = max(self._known.values(), key=len, default=waiting)
-        # First a client that has closed its side, then one of a long queue, then a quiet
-        # connection.
+        # Close a client that has closed its side, otherwise one from a long queue, otherwise a
+        # quiet connection.
         if self._half_closed:
             self._half_closed.popleft().close()
             self.slots.release()
@@ -491,5 +491,6 @@ def _prepare(sock: socket.socket) -> bytes:
     try:
         return sock.recv(FIRST_READ_BYTES)
     except OSError:
-        # There is no input yet, or the client has disconnected. The next read distinguishes them.
+        # There is no input yet, or the client has disconnected. The next read distinguishes the two
+        # cases.
         return b""

@@ -61,7 +61,7 @@ NEVER = math.inf
 INT = struct.Struct("i")
 DISCONNECTS_PER_PASS = 16
 WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without input
-CHECKED_PER_CALL = 256  # connections that a call of `evict` checks on average: 0.03 ms
+CHECKED_PER_CALL = 256  # connections that a call to `evict` checks on average: 0.03 ms
 CANDIDATES_MAX = 256  # per search of all connections, which takes 1 ms per 10,000 connections
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for input that is discarded
 
@@ -398,9 +398,9 @@ class Connections:
         self.held = HeldMemory() if held is None else held
         self.request_count = 0  # since the start
         self._open: set[Connection] = set()
-        # The time since which a connection is quiet, and the connection; the longest quiet last.
+        # Connections, each with the time since which it is quiet. The longest quiet one is last.
         self._candidates: list[tuple[float, Connection]] = []
-        # The number of calls of `evict`, and the number from which it searches again.
+        # The number of calls to `evict`, and the number at which it searches again.
         self._calls = self._search_from = 0
         self._displaced = 0  # connections closed by `evict` since the last sweep
         self._draining_count: set[Connection] = (
@@ -476,8 +476,8 @@ class Connections:
     def _find_candidates(self) -> bool:
         """Collect the next connections to close. Return whether there are any.
 
-        A search takes time in proportion to all connections, so it is repeated only after a number
-        of calls in the same proportion.
+        The time of a search is proportional to the number of connections, so it is repeated only
+        after a proportional number of calls.
         """
         if self._calls < self._search_from:
             return False
@@ -547,7 +547,7 @@ class Connections:
             self._empty.set()
 
     async def wait_closed(self) -> None:
-        """Wait until the last connection that was open at the call of `drain` has closed."""
+        """Wait until all connections that were open when `drain` was called have closed."""
         await self._empty.wait()
 
     def abort_all(self) -> None:
@@ -557,7 +557,7 @@ class Connections:
 
 
 def _precedence(connection: Connection) -> tuple[bool, float]:
-    """Return the sort key for closing: clients without a key first, then the longest quiet ones."""
+    """Return the sort key for closing: clients without a key first, then by last activity."""
     return connection.principal is not ANYONE, connection.inactive_since
 
 

@@ -6,8 +6,8 @@
 Each connection has one `Exchange`, which is reused for each request. So if the access log is off, a
 request allocates no memory for it. All responses are sent here: responses of both planes, refusals
 and streams. The exchange adds the common header fields (request id, traceparent, CORS), counts the
-outcome, and writes the line of the access log. A middleware of Quart could not do this, because it
-sees only requests of the admin plane. The log line is written only at the end of a request;
+outcome, and writes the line of the access log. Quart middleware could not do this, because it sees
+only requests of the admin plane. The log line is written only at the end of a request;
 requests that hang are visible in the metrics.
 """
 
@@ -190,8 +190,8 @@ class Exchange:
         try:
             parts = self._rendered(answer, close)
             return self._connection.send_now(*parts), sum(map(len, parts))
-        # The answer holds shared memory and may have to be undone, so each failure must report
-        # and release it.
+        # The answer holds shared memory, and its effects may have to be undone. So each failure
+        # must report it as unsent and release it.
         except BaseException:
             answer.unsent()
             answer.done()
@@ -259,8 +259,8 @@ class Exchange:
         lines = self._fields(answer.status)
         try:
             headers, body, close = answer.headers, bytes(answer.body), False
-            # Without chunked coding, HTTP/1.0 clients find the end of the stream by the end of
-            # the connection.
+            # HTTP/1.0 has no chunked coding, so its clients detect the end of the stream by the end
+            # of the connection.
             if not is_upgrade:
                 connection.is_chunked, close = head.is_1_1, not head.is_1_1
             if connection.is_chunked:
@@ -350,14 +350,15 @@ class Exchange:
         if not log.includes(subject.route, self._status):
             return
         connection, trace = self._connection, self._connection.trace
-        # The client has disconnected before the response. The line still has a request id.
+        # The client disconnected before the response. The line still has a request id.
         if not self._lines:  # no response was sent
             self._fields(0)
         request_id, _, _ = self._lines.removeprefix(b"x-request-id: ").partition(b"\r\n")
         traceparent, peer = b"", self._peer
         if trace is not None:
             traceparent = trace.traceparent or b""
-            # Only trusted proxies may name the client. Otherwise the peer is the client.
+            # Only trusted proxies may specify the client's address. Otherwise the peer is the
+            # client.
             if trace.forwarded is not None:
                 peer = self._parts.proxies.client_of(peer, trace.forwarded)
         finished = Finished(

@@ -169,8 +169,8 @@ class HeadReader:
         return known or self._decide_by_topic(raw, without, digest), trace
 
     def _decide_by_topic(self, raw: bytes, without: bytes, digest: bytes) -> AnyHead:
-        """Decide about a head that is not cached itself, with the decision about another topic if
-        possible.
+        """Decide about a head that is not cached. If possible, use the decision about the same head
+        for another topic.
 
         ``without`` is the head excluding its trace fields, and ``digest`` is the digest of these
         bytes.

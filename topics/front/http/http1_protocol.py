@@ -101,11 +101,12 @@ class Http1Protocol:
         self.exchange = Exchange(connection, parts)
         # A connection begins in SERVING, because its first bytes may have arrived already.
         self._state = State.SERVING
-        # True while `serve` or `_answered` is on the stack. A result or an end that arrives in
-        # this time is handled by that caller, so that no request is served recursively.
+        # True while `serve` or `_answered` is on the stack. If a result or the end of the
+        # connection arrives during this time, that caller handles it, so that no request is served
+        # recursively.
         self._is_serving = False
         self._scope: trio.CancelScope | None = None  # of the connection's task
-        # Of the current request
+        # The current request.
         # Set from the admission of a head until its response is sent. In READING it means that
         # the connection waits for a body.
         self._head: AdmittedHead | None = None
@@ -169,8 +170,8 @@ class Http1Protocol:
             self._poller.unwatch(self)
             connection.abort()
         elif events & HALF_CLOSED:
-            # The reaction of the client's kernel to the probe is reported even without watched
-            # events.
+            # The reaction of the client's kernel to the probe is reported even if no events are
+            # watched.
             self._watch(0)
             connection.probe()
         else:
@@ -274,8 +275,8 @@ class Http1Protocol:
         if request.principal is not ANYONE or not request.route.is_open:
             connection.inactive_since, connection.principal = NEVER, request.principal
         try:
-            # Admission to the key's requests in flight. The head alone was checked before, and is
-            # cached.
+            # Count the request in flight for its key. The decision about the head, which may be
+            # cached, does not include this.
             self.exchange.admit(request)
         except TopicsError as failure:
             answer = self._parts.dispatcher.failed(failure)
@@ -283,7 +284,8 @@ class Http1Protocol:
         self._head = head
         if head.uses_body:
             return self._with_body(head)
-        # The route ignores the body. Answer without it, and skip its bytes afterwards.
+        # The route ignores the body. Respond immediately, and skip the bytes of the body
+        # afterwards.
         if head.length != 0:
             self._skip_unused_body(head.length, head.expects_continue)
         return self._answer(head, b"")
@@ -327,7 +329,7 @@ class Http1Protocol:
             self._watch(INPUT)
 
     def _wait_for_body(self, head: AdmittedHead) -> bool:
-        """Wait for the rest of a short body. Return False."""
+        """Wait for the rest of a short body. Return False, because no response was sent."""
         connection = self.connection
         # Later waits for the same body keep the deadline of the first one.
         if connection.deadline == NEVER:  # the first wait for this body
@@ -362,8 +364,7 @@ class Http1Protocol:
             request = exchange.renew()
         except TopicsError as failure:
             return self._send(self._parts.dispatcher.failed(failure), close=head.close)
-        # Set the state before the call, because the shard may answer before the operation
-        # returns.
+        # Set the state before the call, because the shard may reply before the operation returns.
         self._state = State.CALLING
         if request.route.waits:
             connection.begin_waiting()
@@ -375,7 +376,7 @@ class Http1Protocol:
             self._result = refusal
         except Exception:
             self._result = dispatcher.unexpected(request)
-        # The result is taken over once. It stays None if the answer comes later.
+        # Take the result, so that it is sent only once. It is None if it arrives later.
         result, self._result = self._result, None
         if result is not None:
             self._state, connection.waits = State.SERVING, False
@@ -395,8 +396,8 @@ class Http1Protocol:
             self._result = result
             return
         head, request = self._head, self.exchange.request
-        # The connection was closed, or its task answers. A write is done nevertheless. `unsent`
-        # lets the operation undo what only its client would have used, such as a lease.
+        # The connection was closed, or its task responds. The operation was executed nevertheless.
+        # `unsent` undoes effects that only the client would have used, such as a lease.
         if self._state is not State.CALLING or head is None or request is None:
             if isinstance(result, Answer):  # the connection has ended
                 result.unsent()
@@ -413,7 +414,7 @@ class Http1Protocol:
         else:
             connection = self.connection
             if is_sent:
-                # Continue with `serve` if there is more to do than to wait for a head.
+                # Call `serve` only if there is other work than waiting for a head.
                 if (
                     connection.closing
                     or self._unused_bytes
@@ -429,7 +430,7 @@ class Http1Protocol:
     def _finish(self, head: AdmittedHead, request: Request, result: Answer | TopicsError) -> bool:
         """Send the result of an operation that needed no task. Return whether it was sent."""
         dispatcher = self._parts.dispatcher
-        # Timing, compression and errors need the dispatcher. A plain answer is sent as it is.
+        # Timing, compression and errors need the dispatcher. A plain answer is sent unchanged.
         if request.is_timed or request.gzip_out or not isinstance(result, Answer):
             answer = dispatcher.finished(request, result, self.exchange.at)
             is_long = len(answer.body) >= COMPRESS_MIN_BYTES
@@ -523,10 +524,10 @@ class Http1Protocol:
     def _send_internal_error(self) -> None:
         """Send a 500 response after an unexpected exception.
 
-        Call this while the exception is handled.
+        Call this in an ``except`` block.
         """
         log.exception("connection failed")
-        # A part of the response may be sent. A second response would be read as its body.
+        # A part of the response may have been sent. A second response would be read as its body.
         if self.exchange.has_answered:
             self._close()
             return
@@ -575,7 +576,7 @@ class Http1Protocol:
         """Close the connection and release its resources. Safe to call twice."""
         if self._state is State.CLOSED:
             return
-        # The state first, so that the calls below cannot enter this function again.
+        # Set the state first, so that the calls below cannot enter this function again.
         self._state = State.CLOSED
         call, self._call = self._call, None
         # No client waits for the reply of the shard any longer.
@@ -627,7 +628,7 @@ class Http1Protocol:
             self.serve()
 
     async def _attempt(self, running: Awaitable[None]) -> None:
-        """Await the call of a task. If it fails, send a 500 response or close the connection."""
+        """Await the work of a task. If it fails, send a 500 response or close the connection."""
         try:
             await running
         except* CONNECTION_ERRORS:

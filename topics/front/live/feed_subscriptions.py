@@ -59,8 +59,8 @@ class FeedSubscriptions:
         self._shards, self._pressure, self._call_in = shards, pressure, call_in
         self.reads = CatchUpReads(shards)
         self.kept = PageCache()
-        # By the number that the shard uses in its messages. Numbers are never used again, so a
-        # late message of a closed feed finds nothing.
+        # Keyed by the number that the shard uses in its messages. Numbers are never reused, so a
+        # late message for a closed feed is ignored.
         self.by_number: dict[int, FeedSubscription] = {}
         self._opening: dict[int, SharedResult[FeedOpenResult]] = {}  # by the number of the feed
         # Readers with equal options share a feed.
@@ -70,7 +70,7 @@ class FeedSubscriptions:
         # Readers that wait, each with the time at which it retries.
         self._waiting: dict[Reader, float] = {}
 
-    # Requests of streams
+    # Requests from streams
 
     async def join(self, reader: Reader) -> FeedSubscription:
         """Return the open feed of the reader, and open it if necessary. Raise `TopicsError`."""
@@ -174,7 +174,7 @@ class FeedSubscriptions:
         if self._by_view.get((feed.topic, feed.view)) is feed:
             del self._by_view[feed.topic, feed.view]
 
-    # Messages of shards
+    # Messages from shards
 
     def opened(self, shard: int) -> None:
         """Wake the waiting readers of a shard that serves, for the first time or again."""
@@ -234,8 +234,8 @@ class FeedSubscriptions:
             if page.to_seq <= reader.seq:
                 continue
             if stream.outbox.unsent is not None or reader.seq != page.follows_seq:
-                # The socket is stalled, or the reader is not where the page begins: it must catch
-                # up.
+                # The socket is stalled, or the reader's cursor is not where the page begins: it
+                # must catch up.
                 feed.live.pop(reader, None)
                 reader.is_live = False
                 stream.catch_up()

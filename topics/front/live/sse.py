@@ -23,7 +23,7 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 RETRY = b"retry: 2000\n\n"
-NEVER_AGAIN = b"retry: 2147483647\n"  # 24 days; timers of browsers accept no more milliseconds
+NEVER_AGAIN = b"retry: 2147483647\n"  # 24 days; timers in browsers accept no larger value
 HEARTBEAT = b": hb\n\n"
 PACED = "watch throttled under CPU pressure"
 _LINE_END = re.compile(rb"\r\n|\r|\n")

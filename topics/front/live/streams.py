@@ -72,7 +72,7 @@ class Streams:
         self.slots, self.keys, self.held = slots, keys, held
         self.now = time.monotonic()  # time of the last tick
         self.streams: set[Stream] = set()
-        # By the number of the tick at which they are checked.
+        # Keyed by the number of the tick at which the streams are checked.
         self._due: defaultdict[int, set[Stream]] = defaultdict(set)
         self._tick = int(trio.current_time() // TICK_INTERVAL_S)  # the number of the last tick
         self.stream_counts = [0] * len(StreamKind)
@@ -357,7 +357,7 @@ class Stream(ABC):
     def fail_unexpectedly(self) -> None:
         """Close the stream because of an unexpected error.
 
-        Call this while the exception is handled.
+        Call this in an ``except`` block.
         """
         log.exception("stream failed")
         try:
@@ -481,9 +481,7 @@ class Outbox:
             sent = max(0, sent - len(part))
 
     def _keep(self, part: bytes, sent: int = 0) -> None:
-        """Keep the bytes of a part from offset ``sent`` on, after all data that is already
-        unsent.
-        """
+        """Keep the bytes of a part from offset ``sent``, after all data that is already unsent."""
         held, now = self._live.held, trio.current_time()
         if self.holding is None:
             # The stream is checked when its client counts as too slow.

@@ -1,4 +1,4 @@
-"""Readers and feed subscriptions: cursors of streams in topics, and topics that shards send.
+"""Readers and feed subscriptions: the cursors of streams, and the topics that shards send.
 
 A *reader* is the cursor of one stream in one topic. A *feed subscription* is a topic in a view, as
 a shard sends it to this front. Readers with equal views share it. A reader is *live* while its

@@ -50,8 +50,8 @@ class TopicStream(ReaderStream):
         is_chunked: bool = False,
     ) -> None:
         super().__init__(live, sock, principal, heartbeat_s, is_chunked=is_chunked)
-        # By topic. The order is the order of the turns: `_catch_up_with` moves a reader to the
-        # end.
+        # Keyed by topic, in the order in which readers catch up: `_catch_up_with` moves a reader to
+        # the end.
         self.readers: dict[str, Reader] = {}
         # At most one task for each shard, so that pages of one reader cannot overtake each other.
         self._busy_shards: set[int] = set()  # shards for which a catch-up task runs
@@ -192,11 +192,11 @@ class TopicStream(ReaderStream):
         """Return the page that continues the reader, and its epoch.
 
         The page is a kept page or is read from the shard. Raise `Throttled` while the clients of
-        this key, or all clients, hold too much memory, or another `TopicsError` of the shard.
+        this key, or all clients, hold too much memory, or another `TopicsError` from the shard.
         """
         until_seq = None
         if _has_epoch_of(reader, feed):
-            # A connecting reader needs a read of the shard, which decides about its start and its
+            # A connecting reader must read from the shard, which determines its start and its
             # tombstone.
             page = None if reader.is_connecting else feed.kept.page_from(reader.seq)
             if page is not None:

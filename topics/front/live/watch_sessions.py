@@ -112,8 +112,8 @@ class WatchSession:
             self.unsent = {}
         else:
             return
-        # The cursors of one incarnation are only moved back. Between incarnations, seqs are not
-        # comparable.
+        # Within one incarnation, a cursor is only moved back. Seqs of different incarnations are
+        # not comparable.
         for topic, (seq, epoch) in back:
             at, now = self.cursors[topic]
             self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch

@@ -43,9 +43,9 @@ TAKEN_OVER = 409  # the code of the error event
 
 
 class EventStream(TopicStream):
-    """Sends topics as server-sent events.
+    """Sends records of topics as server-sent events.
 
-    ``shares_ids`` is true if the stream has one topic. Then its ids equal those of other such
+    ``shares_ids`` is true if the stream has one topic. Then its ids equal the ids of other such
     streams of its class.
     """
 
@@ -108,7 +108,7 @@ class EventStream(TopicStream):
 
 
 class WatchStream(EventStream):
-    """One GET of a session. Only the session's current stream moves the session's cursors."""
+    """One GET of a session. Only the current stream of the session moves its cursors."""
 
     def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
         super().__init__(
@@ -162,8 +162,8 @@ class WatchStream(EventStream):
 class OneRequestStream(EventStream):
     """A GET whose query lists its topics.
 
-    ``gone`` contains topics of the client's id that no longer exist. ``id`` is the id of
-    the client's cursors.
+    ``gone`` contains the topics in the client's id that no longer exist. ``id`` is the id of the
+    client's cursors.
     """
 
     def __init__(

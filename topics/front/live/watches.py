@@ -80,7 +80,7 @@ class Watches:
     async def cursors(
         self, asked: WatchRequest, principal: Principal, known: dict[str, Cursor]
     ) -> tuple[dict[str, Cursor], set[str]]:
-        """Return the start cursors of `GET /v0/watch`, and the topics of the client's id that were
+        """Return the start cursors of `GET /v0/watch`, and the topics in the client's id that were
         deleted.
 
         ``known`` contains the cursors of the client's id. Raise `Forbidden`, `TopicNotFound`,

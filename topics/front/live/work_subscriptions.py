@@ -90,7 +90,7 @@ class WorkSubscriptions:
         # Subscriptions that are open in their shards.
         self.by_number: dict[int, WorkSubscription] = {}
 
-    # Requests of streams
+    # Requests from streams
 
     async def open(
         self,
@@ -157,7 +157,7 @@ class WorkSubscriptions:
             params = WorkCloseParams(subscription.number, subscription.pages)
             self._shards.notify(subscription.shard, WORK_CLOSE, params)
 
-    # Messages of shards
+    # Messages from shards
 
     def jobs(self, shard: int, params: WorkJobsParams, jobs: Buffer) -> None:  # noqa: ARG002 - the front assigns the numbers
         """Deliver jobs to a work stream. ``jobs`` is valid until this function returns."""

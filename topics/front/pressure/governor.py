@@ -26,7 +26,7 @@ LATE_RECOVERY: Final = 2.0  # per tick with less than half of TARGET_MS
 TICKS_MAX: Final = 4.0  # the maximum number of ticks that one long tick counts as
 SHARE_MAX: Final = 0.95  # maximum refused part of a band, so that each band makes progress
 TOP_BAND_EXCESS: Final = 2.0  # multiple of TARGET_MS below which the top band is not refused
-EXCESS_MAX: Final = 4.0  # multiple of TARGET_MS above which the delay is cut off
+EXCESS_MAX: Final = 4.0  # multiple of TARGET_MS at which the excess is capped
 QUEUE_MIN: Final = 16  # waiting writes; fewer are not an overload
 INTEGRAL, PROPORTIONAL = 0.006, 0.1  # factors of the excess, and of its change
 SHARE_DECREASE: Final = 0.8  # factor per tick with less than half of TARGET_MS
@@ -73,8 +73,8 @@ class Governor:
         The caller must call `refuse` if the write is refused.
         """
         self._arrived[band] += 1
-        # Spread refusals evenly: each write adds the refused part of its band, and a full unit
-        # refuses one.
+        # Spread refusals evenly: each write adds the refused fraction of its band to a debt, and is
+        # refused if the debt reaches 1.
         debt = self._debts[band] + self._shares[band]
         self._debts[band] = debt % 1.0
         return debt < 1.0

@@ -64,10 +64,10 @@ RELEASE_MIN, RELEASE_MAX = 8, 256  # appends that one loop iteration releases
 RELEASE_INCREASE, RELEASE_DECREASE = (
     1.1,
     0.8,
-)  # factors of this number after a short or a long iteration
+)  # factors for this number after a short and after a long iteration
 
 Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
-# The function, and the time since which it waits.
+# The function to call, and the time since which it waits.
 Parked: TypeAlias = tuple[Callable[[float], object], float]
 
 
@@ -257,7 +257,7 @@ class Pressure:
         self._reported_at = -math.inf
 
     async def run(self) -> None:
-        """Measure and control the event loop of the calling task, until cancelled."""
+        """Measure the delays and update the governors at each tick, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.scheduler.run)
             while True:
@@ -354,7 +354,7 @@ class Pressure:
         due = self.promises.promise(holder, now, apart_s)
         raise Throttled(
             "the server is under pressure: try again later",
-            # Rounded first, so that one second is not 1001 ms.
+            # Round first, so that one second is not 1001 ms.
             retry_after_ms=math.ceil(round((due - now) * 1000, 3)),
         )
 

@@ -210,7 +210,7 @@ class Claims(Service):
         _refuse(poll.request)
 
     def _release_leases(self, topic: Topic, leases: Iterable[tuple[int, int]]) -> None:
-        """Release exactly these leases (seq, number), except leases that have changed since."""
+        """Release the leases with these seqs and numbers, unless they have changed since."""
         change = lease_jobs.unclaim(topic, leases, self._commits.now())
         if change.frames:
             self._context.submit_or_undo(change, grows=True)

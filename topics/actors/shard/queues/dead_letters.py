@@ -7,8 +7,9 @@
                  retried after a pause, or claimable again under a new config
 
 After a crash, the DYING rows list the jobs that are to be moved. Each queue with dead jobs has a
-task, which moves one batch at a time until the outcome of each of its jobs is known. Only then the
-next batch starts, so the target needs to keep only the keys of the last batch (``decisions/0049``).
+task, which moves one batch at a time until the outcome of each of its jobs is known. Only then does
+the next batch start, so the target needs to keep only the keys of the last batch
+(``decisions/0049``).
 A backup also waits until all outcomes are known. A job that a cap, its age or a delete removes in
 the meantime is not counted as dead-lettered, but the target may have a copy of it.
 """
@@ -47,7 +48,7 @@ MOVES_MAX: Final = 8
 log = structlog.get_logger()
 
 Rule = tuple[str | None, int]
-"""The dead-letter topic of a config, and its number of deliveries."""
+"""The dead-letter topic of a config, and its maximum number of deliveries."""
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +79,7 @@ class DeadLetters(Service):
         self._note_claimable = note_claimable
         # A queue has an entry while its task runs. The task removes it at its end.
         self._queues: dict[int, DeadLetterQueue] = {}  # by topic id
-        # By shard. Queues are served in the order of their requests.
+        # Keyed by shard. Queues are served in the order of their requests.
         # The limit counts batches in memory. Waiting tasks hold no records.
         self._limiters = defaultdict[int, trio.CapacityLimiter](
             lambda: trio.CapacityLimiter(MOVES_MAX)
@@ -96,7 +97,7 @@ class DeadLetters(Service):
             self.wake(topic)
 
     def wake(self, topic: Topic) -> None:
-        """Move the dead jobs of the queue, if there are any and no task does."""
+        """Move the dead jobs of the queue, if there are any and no task is moving them."""
         # The task itself finds later jobs, since it runs until there are none.
         if topic.id in self._queues or not _has_dead(topic):
             return
@@ -142,8 +143,8 @@ class DeadLetters(Service):
         while self._may_move(queue):
             target = queue.rule[0]
             assert target is not None, "the queue has a dead-letter topic"
-            # A slot for the shard of the target, so that a shard that does not reply stops only
-            # its own moves.
+            # Acquire a slot of the target's shard. If a shard does not reply, only moves to its
+            # topics stop.
             async with self._limiters[self._context.peers.shard_of(target)]:
                 failure = await self._move_batch(queue, target)
                 # The outcome of some jobs is unknown: repeat the same batch.
@@ -171,7 +172,7 @@ class DeadLetters(Service):
         if failure is None or not self._may_move(queue):
             queue.failure = ""
             return
-        # Log a reason once, and not each attempt.
+        # Log a reason once, and not for each attempt.
         if queue.failure != failure.code:
             queue.failure = failure.code
             log.warning(
@@ -227,9 +228,9 @@ class DeadLetters(Service):
             moves.enter()
 
     async def _mark(self, topic: Topic) -> list[RecordCopy] | OSError:
-        """Log which jobs are moved now, unless this is already logged. Return their copies."""
+        """Choose the jobs to be moved, log them if necessary, and return their copies."""
         context = self._context
-        # Without space for the frame no job can be moved.
+        # If there is no space for the frame, no job can be moved.
         refusal = context.disk_space.refusal(grows=False)
         if refusal is not None:
             return refusal

@@ -67,8 +67,8 @@ class JobCalls(Service):
             context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
-        # A retry is decided alone, so that its frame may use the reserve of the log.
-        if is_retry:  # a retry must not share a group with appends, so it is not gathered
+        # A retry is processed alone, so that its frame may use the reserve of the log.
+        if is_retry:  # a retry must not share a group with appends, so it is not batched
             self._decide_acks(params.topic, [gathered], is_retry=True)
         else:
             request.disable_timeout()  # the ack is processed in this iteration
@@ -173,7 +173,7 @@ class JobCalls(Service):
         self._settle(change, request, answer)
 
     def _settle(self, change: LeaseChange, request: JobsCall, answer: Callable[[], bytes]) -> None:
-        """Answer when the log has the change, or immediately if the change needs no frames."""
+        """Reply when the log has the change, or immediately if the change needs no frames."""
         # The reply is rendered only when the outcome is known.
         at = request.params.at
 

@@ -75,8 +75,8 @@ class JobDispatch(Service):
 
         Return False if the claimer must join the wait list. Raises OSError.
         """
-        # Earlier claimers are served first. A due list anywhere also counts, because it waits for
-        # the cost limit, which this claim would use up.
+        # Earlier claimers are served first. A due list of any queue also counts, because it waits
+        # for the cost limit, and this claim would use up a part of the limit.
         topic = claimer.topic
         if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_ITERATION:
             return False
@@ -107,10 +107,10 @@ class JobDispatch(Service):
             self._drop_if_empty(wait_list)
 
     def end_wait(self, claimer: Claimer) -> None:
-        """End the claimer's wait. It gets its share of a pending cohort, or immediately no jobs."""
+        """End the wait. The claimer gets its share of a pending cohort, or an empty reply now."""
         wait_list = self._wait_lists[claimer.topic.id]
         # A cohort is being gathered or served, and the claimer may be one of its members.
-        # Answering it now could lose the share that `form_cohort` has assigned.
+        # A reply to it now could lose the share that `form_cohort` has assigned.
         if wait_list.window is not None or wait_list.slices is not None:
             wait_list.unserved[claimer] = None
             return
@@ -134,7 +134,7 @@ class JobDispatch(Service):
         self._context.note_changed(topic)
         wait_list = self._wait_lists.get(topic.id)
         if wait_list is None:
-            # Without a wait list, no stream needs to know that it has capacity again.
+            # If there is no wait list, no stream waits for capacity.
             jobs_of(topic).leases.loosened.clear()
         elif wait_list not in self._due:
             self._make_due(wait_list)
@@ -199,7 +199,7 @@ class JobDispatch(Service):
             # The commit of the delete ends the wait list. If the log loses the delete, the list
             # becomes due again.
             return
-        # Expired records and leases first: both change what can be claimed.
+        # Remove expired records and leases first, because both change what can be claimed.
         self._context.remove_expired(topic)
         jobs = jobs_of(topic)
         jobs.advance(self._context.now.ms)
@@ -242,7 +242,7 @@ class JobDispatch(Service):
             )
 
     def _postpone(self, wait_list: WaitList, error: NotReady) -> None:
-        """The shard cannot write: answer the claims with ``error``. Streams wait."""
+        """Reply to claims with ``error``, because the shard cannot write. Streams wait."""
         # Copy the list, because `leave` changes it.
         for claimer in tuple(wait_list.waiting):
             if not claimer.is_stream:
@@ -266,8 +266,7 @@ class JobDispatch(Service):
                 self._spent < JOBS_PER_ITERATION
             ):
                 break
-        # All claimers have had their chance. The ones that may not wait are answered without
-        # jobs.
+        # All claimers were tried. The ones that may not wait get an empty reply.
         wait_list.uncounted.clear()
         self._answer_unserved(wait_list, tuple(wait_list.unserved))
 
@@ -305,8 +304,8 @@ class JobDispatch(Service):
         """Call `_lease`. If records are unreadable, only these claimers fail."""
         claimers = [share.claimer for share in shares]
         requests = [share.claimer.claim_request(share.max_jobs) for share in shares]
-        # A response has a limit of bytes for each claimer. Together they may not exceed the limit
-        # of an iteration, unless one claimer alone may.
+        # Each claimer has its own limit in bytes. Together they get at most the limit of an
+        # iteration, or the largest limit of a single claimer if that is higher.
         bounds = [claimer.max_bytes for claimer in claimers]
         max_bytes = min(max(ITERATION_BYTES_MAX, *bounds), sum(bounds))
         try:

@@ -47,7 +47,7 @@ class LeaseLogging:
         self._step(topic, jobs.listed(), 0, jobs.unlogged, done)
 
     def _step(self, topic: Topic, seqs: list[int], start: int, cause: object, done: Done) -> None:
-        """Log the slice from ``start`` on. Call this only within an iteration of the loop."""
+        """Log the slice that begins at index ``start``. Call this only within an iteration."""
         jobs = jobs_of(topic)
         if not self.is_due(topic) or jobs.unlogged is not cause:
             return done(None)

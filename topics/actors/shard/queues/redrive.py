@@ -86,7 +86,7 @@ class Transfer:
         self.moved = self.skipped = 0
         self.reason: SkippedRecord | None = None  # the first record that was skipped
         self.in_flight: set[int] = set()
-        # It is increased after the end only, slice by slice (`count_slice`).
+        # It is increased only after the end, slice by slice (`count_slice`).
         self._counted = 0  # remaining records among the counted ones
         self._engine = engine
         self._selection = selection.select(topic, engine.store, redrive.before_seq, redrive.match)
@@ -184,7 +184,7 @@ class Transfer:
         elif topic.jobs is None:  # the only target refuses further records
             self.skipped += self._selection.count_slice()
         else:
-            # In a queue, leased jobs are not skipped: they may come back.
+            # In a queue, leased jobs are not skipped, because they may become claimable again.
             self._selection.search()
             seqs = self._selection.take()
             busy = claims.count_busy(topic, seqs, now)
@@ -199,13 +199,13 @@ class Transfer:
         if parts is None:
             self.skip(seq, Internal.code, now)  # the record is unreadable
             return
-        # Without a fixed target, the record itself names its source.
+        # If the request has no target, the record contains the name of its source.
         target = source_of(parts.meta) if self.redrive.to is None else self.redrive.to
         code = self._refusal_code(target)
         if code is not None or target is None:
             self.skip(seq, code or NO_SOURCE, now)
             return
-        # The stamp of the dead-letter move is removed, so that the record is as it was.
+        # The stamp of the dead-letter move is removed, so that the record has its original form.
         parts = parts._replace(meta=unstamped(parts.meta))
         copy = mover.render_copy("redrive", self.topic, seq, parts, create=False)
         found.setdefault(target, []).append(copy)
@@ -269,7 +269,7 @@ class Redrives(Service):
         context, params = self._context, request.params
         context.check_writable()
         redrive = decode_redrive(request.attachment)
-        # Check everything that needs no record before the transfer begins.
+        # Before the transfer begins, make all checks that need no record.
         if redrive.to == params.topic:
             raise InvalidRequest("to must differ from the topic in the path", field="to")
         if redrive.to is not None and not covered(redrive.to, params.prefixes):
@@ -280,7 +280,7 @@ class Redrives(Service):
         request.release()
         transfer = Transfer(request, topic, redrive, context.engine)
         context.start(self._run, transfer)
-        # Two tasks: the moves continue to a safe end even if the reply is sent before.
+        # Run two tasks, so that the moves are completed even if the reply is sent before.
         context.start(self._answer, transfer)
 
     async def _run(self, transfer: Transfer) -> None:

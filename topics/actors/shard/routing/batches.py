@@ -51,7 +51,8 @@ class ForwardBatch(NamedTuple):
 
 
 def frame_bytes_max(run_count: int, names: Iterable[str]) -> int:
-    """Return an upper bound for the bytes of a FORWARD frame without payload, with related frames.
+    """Return an upper bound for the bytes of a FORWARD frame and its related frames, excluding
+    the payload.
 
     ``names``: the names of the frame's routers, and the other strings in their stamps.
     """
@@ -95,6 +96,6 @@ def body_batch(picked: Picked, store: Store, number: int) -> ForwardBatch:
 
 
 def records_in(body: Buffer) -> RecordsView:
-    """Copy the records out of a message."""
+    """Return copies of the records in a message."""
     flags, count, ext_len = _BODY.unpack_from(body)
     return RecordsView(flags, count, ext_len, memoryview(bytes(body[_BODY.size :])))

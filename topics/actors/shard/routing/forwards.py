@@ -66,7 +66,7 @@ from topics.storage.wal.log_progress import LogProgress
 ForwardCall: TypeAlias = InboundMessage[ForwardParams, ForwardResult]
 
 Settle: TypeAlias = Callable[..., None]
-"""`_Answers.settle` of one target."""
+"""`_Answers.settle`, bound to one target."""
 
 LOGGED_MAX: Final = 16  # number of batches to whose payload a later frame may refer
 _EXTERNAL: Final = int(RecordFlags.EXTERNAL)
@@ -79,9 +79,9 @@ class Forwards(Service):
 
     def __init__(self, context: ShardContext, registry: RouterRegistry) -> None:
         self._context, self._engine, self._registry = context, context.engine, registry
-        # A router is in it from the decision of its change until the commit. The source has at
-        # most one forward in flight, but after a timeout it may repeat one whose first attempt is
-        # not committed yet.
+        # A router is in this set from the submission of its change until the commit. The source has
+        # at most one forward in flight, but after a timeout it may repeat one whose first attempt
+        # is not committed yet.
         self._pending: set[int] = set()  # routers with a pending change
         # Payloads that the log contains, with the LSN of their frame, by session and batch number,
         # the newest last.
@@ -139,12 +139,12 @@ class Forwards(Service):
         # A router has at most one pending change, and a held topic accepts no changes.
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
             settle(ForwardStatus.BUSY, at)
-        # The cursor in this shard's log decides. It is committed in the same frame as the copies,
-        # so an equal cursor proves that none of these records has been copied.
+        # The cursor in this shard's log is authoritative. It is committed in the same frame as the
+        # copies, so an equal cursor proves that none of these records has been copied.
         elif at.cursor != params.from_seq:
             settle(ForwardStatus.BEHIND, at)
         elif params.to_seq == params.from_seq:
-            # A forward without a range requests the cursor, or space for ``need`` bytes.
+            # A forward that contains no range requests the cursor, or space for ``need`` bytes.
             self._context.remove_expired(topic)
             left = bytes_left(self._engine.table, topic) if params.need else None
             has_room = left is None or left >= params.need
@@ -173,8 +173,7 @@ class Forwards(Service):
         answers: _Answers,
         records: RecordsView | None,
     ) -> None:
-        # The records are either in the log of this shard (their frames are named) or in the
-        # message.
+        # The records are in the message, or the message refers to their frames in this shard's log.
         params = request.params
         try:
             payload = self._payload(request, records)
@@ -211,7 +210,7 @@ class Forwards(Service):
             groups.setdefault(group_key, {})[index] = taker
             copiers.setdefault(group_key, copier)
         for group_key, group in groups.items():
-            # The first frame contains the payload. The frames of the following groups name it.
+            # The first frame contains the payload. The frames of the following groups refer to it.
             payload = self._copy_group(
                 request, payload, copiers[group_key], group_key, group, answers
             )
@@ -256,8 +255,8 @@ class Forwards(Service):
             self._engine.table, [*takers.values()], copier, body, group_key.ts, self._context.now
         )
         lsn = self._submit(forwarded, params, takers, answers, status)
-        # Later messages of this fan-out contain the same records. Remember the frame, so that
-        # they name it instead of writing the payload again.
+        # Later messages of this fan-out contain the same records. Remember the frame, so that their
+        # frames refer to it instead of containing the payload again.
         if lsn and body.payload is not None:
             payload = payload._replace(logged_at=lsn)
             if params.batch:
@@ -311,7 +310,7 @@ class Forwards(Service):
 
     def _is_logged(self, request: ForwardCall) -> bool:
         """Return whether the log file contains the payload of this batch."""
-        # After a rollback, remembered LSNs may be beyond the end of the log, or name other
+        # After a rollback, remembered LSNs may be beyond the end of the log, or refer to other
         # frames.
         if self._losses != self._context.commits.rollback_count:
             self._losses = self._context.commits.rollback_count
@@ -337,12 +336,12 @@ class Forwards(Service):
         params = request.params
         runs = decode_runs(params.runs)
         if not params.batch:
-            # Without a batch number, the runs name frames of this shard's log by their LSN.
+            # If there is no batch number, the runs refer to frames of this shard's log by LSN.
             return self._named(runs, params)
         lsn, view = 0, records
         if view is None:
-            # The records were not sent along, or not copied, because `_is_logged` found them in
-            # the log.
+            # The message contains no records, or they were not copied, because `_is_logged` found
+            # them in the log.
             lsn, view = self._logged[request.session, params.batch]
         return _Payload(runs, (), {0: view}, params, lsn)
 
@@ -352,8 +351,8 @@ class Forwards(Service):
         Runs of copies are resolved to the frames that contain the records.
         """
         wal = self._context.wal
-        # A named frame is not in the current log file, or the file has no space for the new
-        # frame. The source must send the records again.
+        # A run refers to a frame that is not in the current log file, or the file has no space for
+        # the new frame. The source must send the records again.
         if not all(self._may_name(run.lsn, params) for run in runs):
             return None
         stamps: dict[Stamp, int] = {}
@@ -382,8 +381,7 @@ class Forwards(Service):
         seq = run.stamp_seq
         for inner in runs_within(held.runs, run.start, run.stop):
             lsn, drops = inner.lsn or header.lsn, inner.drops | run.drops
-            # The copies get the stamp of this router, and their seqs are those of the forwarded
-            # source.
+            # The copies get the stamp of this router, and the seqs of the forwarded source.
             if run.stamp == OWN_STAMP:
                 yield inner._replace(lsn=lsn, drops=drops, stamp=OWN_STAMP, stamp_seq=seq)
             else:
@@ -476,7 +474,7 @@ class _Answers:
     def __init__(self, request: ForwardCall) -> None:
         self._request = request
         self.targets = [*map(ForwardTarget._make, request.params.targets)]
-        # Until an outcome is stored, a target counts as BUSY, which the source repeats.
+        # Until its outcome is stored, a target counts as BUSY, and the source repeats its forward.
         self._outcomes = [(int(ForwardStatus.BUSY), 0, 0, 0)] * len(self.targets)
         self._open_count = len(self.targets)
 
@@ -489,7 +487,7 @@ class _Answers:
             self._request.reply(ForwardResult(self._outcomes))
 
     def fail(self, error: Exception) -> None:
-        """Answer with an unexpected error. The source repeats the forward."""
+        """Reply with an unexpected error. The source repeats the forward."""
         # A negative count never reaches 0, so outcomes that are settled later send no second
         # reply.
         self._open_count = -1

@@ -55,7 +55,7 @@ class Mutations:
         self._begin()
 
     def _begin(self) -> None:
-        """Start the waiting mutations that need not wait for another mutation."""
+        """Start the waiting mutations that share no name with an earlier one."""
         if self._context.moves.defer_if_held(self._begin):
             return
         taken, left = set(self._busy), []

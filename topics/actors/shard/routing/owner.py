@@ -235,8 +235,8 @@ class RouterOwner(Service):
         These are routers that are now on a cycle and were not before, or the reverse. Raises the
         errors of `RouterGraph.check`.
         """
-        # Check, id and log entry are one step for all mutations. Two concurrent PUTs that were
-        # checked separately could close a cycle together.
+        # Check the router, assign its id and log it in one step, before any other mutation. Two
+        # concurrent PUTs that were checked separately could close a cycle together.
         async with self._changing:
             self._check_limits(router.name, router.config)
             if not router.id:
@@ -530,7 +530,7 @@ def _has_ends(
 
 
 def _check_covered(name: str, config: RouterConfig, prefixes: list[str] | None) -> None:
-    """Raise `Forbidden` if the router or one of its ends is outside of the key's prefixes."""
+    """Raise `Forbidden` if the router or one of its ends is outside the key's prefixes."""
     for what, text in (("router", name), ("source", config.source), ("dest", config.dest)):
         if not covered(text, prefixes):
             raise Forbidden(f"{what} is outside the key's prefixes", field=what)

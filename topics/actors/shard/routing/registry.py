@@ -55,8 +55,8 @@ class RouterRegistry(Service):
 
     def __init__(self, context: ShardContext, workers: RouterWorkers) -> None:
         self._context, self._engine, self._workers = context, context.engine, workers
-        # By router id. `_by_source` and `by_dest` have the same rows, and only those with the end
-        # in this shard.
+        # Keyed by router id. `_by_source` and `by_dest` contain only the rows that have their
+        # source or their dest in this shard.
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
         # Routers that feed a topic of this shard.
@@ -94,7 +94,7 @@ class RouterRegistry(Service):
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
     def _end(self, name: str, topic_id: int) -> Topic | None:
-        """Return an end of a router, or None if it was deleted, even if it was created again."""
+        """Return an end of a router, or None if it was deleted, even if its name is in use."""
         topic = self._engine.topics.get(name)
         return topic if topic is not None and topic.id == topic_id else None
 
@@ -198,7 +198,7 @@ class RouterRegistry(Service):
     def _is_settled(self, router: int) -> bool:
         """Return whether the counters of a router are known and no forward is in flight."""
         known = self._workers.worker(router)
-        # Without the owner's list, a router may still arrive.
+        # Until the owner has sent its list, the router may still arrive.
         if known is None:
             return self.has_owner_list
         return known[1].is_known and known[1].state is not WorkerState.IN_FLIGHT
@@ -212,13 +212,13 @@ class RouterRegistry(Service):
         topic = self._engine.topics.get(params.topic)
         if topic is None and not params.create:
             return request.reply(EndpointResult(0, 0, 0))
-        # The topic exists and is durable. Its head is the start of a new router.
+        # The topic exists and is durable. A new router begins at its head.
         if topic is not None and not topic.pending_sync:
             return request.reply(_end_of(topic))
         if topic is None:
             self._context.check_writable(grows=True)
         # The topic may exist without being durable. Then the change waits until it is.
-        # The decision creates the topic, or repeats its config so that the reply waits for its
+        # This call creates the topic, or repeats its config so that the reply waits for its
         # sync.
         table, now = self._engine.table, self._context.now
         has_slot = now.ms <= params.place_until_ms

@@ -106,7 +106,7 @@ class RouterWorkers(Service):
     def __init__(self, context: ShardContext) -> None:
         self._context, self._shard = context, context.engine.table.shard
         self._sources: dict[int, RouterSource] = {}  # by topic id
-        # By router id. Each worker is also in the ``workers`` of its source.
+        # Keyed by router id. Each worker is also in the ``workers`` of its source.
         self._by_router: dict[int, tuple[RouterSource, RouterWorker]] = {}
         # A dict is an ordered set here: sources take turns, and a source that is not done goes to
         # the end.
@@ -127,7 +127,7 @@ class RouterWorkers(Service):
         self._round_start = self._free_at = 0.0
         self._in_flight: Counter[int] = Counter()  # targets in flight, by the dest's shard
         # Only valid within one iteration. A later append may begin another log file, and a frame
-        # may only name frames of its own file.
+        # may refer only to frames of its own file.
         self._named: dict[BatchKey, ForwardBatch] = {}  # batches of this iteration
         self._bodies: dict[
             BatchKey, ForwardBatch
@@ -145,8 +145,8 @@ class RouterWorkers(Service):
         known = self._by_router.get(row.id)
         if known is not None:
             source, worker = known
-            # Take the worker out of its group before its config changes, because the group is
-            # found by it.
+            # Take the worker out of its group before its config changes, because the config
+            # determines the group.
             source.unmark_ready(worker)
             worker.configure(row, shard)
             if worker.state in (WorkerState.READY, WorkerState.IDLE):
@@ -168,7 +168,7 @@ class RouterWorkers(Service):
         Only copies in the log have them.
         """
         topic, wal, noted = source.topic, self._context.wal, source.hops
-        # Nothing is to be read if no router writes to the source, or if its hops are known from
+        # There is nothing to read if no router writes to the source, or if its hops are known from
         # here on.
         if topic.derivations is None or cursor >= source.hops_from:
             return
@@ -269,7 +269,7 @@ class RouterWorkers(Service):
         The round then includes the records that were written in the meantime.
         """
         if self._next is None:
-            # Without writes of clients since the last round, no client needs the loop, and the
+            # If clients have not written since the last round, no client needs the loop, and the
             # round begins in the next iteration.
             is_free = self._context.append_count == self._appends_seen
             at = -math.inf if is_free or self._free_at <= trio.current_time() else self._free_at
@@ -277,7 +277,7 @@ class RouterWorkers(Service):
 
     def _work(self) -> None:
         self._next, self._appends_seen = None, self._context.append_count
-        # During a stop no forward is started. While a move holds the topics, the round is planned
+        # During shutdown no forward is started. While a move holds the topics, the round is planned
         # again.
         if self._context.is_stopping or self._context.moves.defer_if_held(self._plan):
             return
@@ -286,7 +286,8 @@ class RouterWorkers(Service):
         for topic_id in tuple(self._due):
             del self._due[topic_id]
             source = self._sources.get(topic_id)
-            # The budget of the iteration is used up for this source. Others get their turn first.
+            # The budget of the iteration is used up for this source. Other sources are served
+            # first.
             if source is not None and not self._feed(source, until):
                 self._due[topic_id] = None  # at the end, after the other sources
             if time.perf_counter() > until:
@@ -305,8 +306,7 @@ class RouterWorkers(Service):
 
         Messages to other shards are sent first, so that they work in parallel with this shard.
         """
-        # Do not copy records whose age has passed, because readers of the source cannot read them
-        # either.
+        # Do not copy expired records, because readers of the source cannot read them either.
         self._context.remove_expired(source.topic)
         source.wake_idle_workers()
         for has_capacity in (self._has_remote_capacity, self._has_capacity):
@@ -334,7 +334,7 @@ class RouterWorkers(Service):
         # All workers of the group have the same key, so one batch serves all of them.
         key = (source.topic.id, first.seen, first.match, first.group_key.hop_max)
         is_local = first.shard == self._context.wal.shard
-        # In this shard, a frame can name records that the log contains. Other shards get the
+        # In this shard, a frame can refer to records that the log contains. Other shards get the
         # records in the message.
         batch = self._named.get(key) if is_local else self._body(source, key)
         if batch is None:
@@ -415,7 +415,7 @@ class RouterWorkers(Service):
             )
             return
         is_at_end = picked.to_seq == first.seen
-        # Advance the cursors in memory. Not each skip is logged, because a filter may skip all
+        # Advance the cursors in memory. Not every skip is logged, because a filter may skip all
         # records.
         for worker in workers:
             worker.skip_to(picked.to_seq)
@@ -477,7 +477,8 @@ class RouterWorkers(Service):
         self._in_flight[shard] -= len(workers)
         self._pending_calls -= 1
         self._context.moves.leave()
-        # The last reply ends the round. Compute how long clients keep the loop for themselves.
+        # The last reply ends the round. Compute the pause that follows, in which the loop serves
+        # only clients.
         if not self._pending_calls:
             now = trio.current_time()
             round_s = now - self._round_start

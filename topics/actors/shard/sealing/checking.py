@@ -64,7 +64,7 @@ class SealingCheck:
         # Frames may be intact while their blobs are not.
         for header in self._external:
             yield from self._check_blob(header)
-        # Only now it is known which blobs are damaged. Copies that are read from them are lost,
+        # Only now is it known which blobs are damaged. Copies that are read from them are lost,
         # too.
         if self._bad_blobs:
             yield from map(self._check_forward, self._forwards)
@@ -123,13 +123,13 @@ class SealingCheck:
             return False
         if header.kind != FrameKind.FORWARD:
             return True
-        # The copies of a frame are readable only if each frame that it names is intact.
+        # The copies of a frame are readable only if each frame to which it refers is intact.
         named = {run.lsn for run in forward_at(self._file, lsn)[1].runs}
         return all(each < self._reached or self._frame(each) for each in named)
 
     def _frame(self, lsn: int) -> FrameHeader | None:
         """Return the frame at ``lsn``, if it is intact."""
-        # Several writes may name the same frame, so each result is kept.
+        # Several writes may refer to the same frame, so each result is kept.
         if lsn not in self._intact:
             file = self._file
             found = None

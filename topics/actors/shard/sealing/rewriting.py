@@ -68,11 +68,11 @@ class Rewriting:
         self._engine, self._segments = shard.engine, shard.segments
         self._commits, self._store = commits, commits.store
         self._reclaim, self._pause = reclaim, pause
-        # The running install, or None. `finish_now` completes it at a stop, because the last
-        # checkpoint needs a consistent index.
+        # The running install, or None. `finish_now` completes it when the shard stops, because the
+        # last checkpoint needs a consistent index.
         self._installing: Iterator[None] | None = None
-        # Numbers are never used twice, also not those of segments that only an older checkpoint
-        # names.
+        # Numbers are never reused. This includes the numbers of segments to which only an older
+        # checkpoint refers.
         self._next_number = 1 + max(
             (number for kept in shard.kept for number in kept.segments), default=0
         )
@@ -134,15 +134,15 @@ class Rewriting:
 
         ``written`` collects its delete flags.
         """
-        # A number is used up even if the build fails, so that no leftover file can be taken for
+        # A number is used up even if the build fails, so that no leftover file can be mistaken for
         # it.
         number, self._next_number = self._next_number, self._next_number + 1
         writer = await trio.to_thread.run_sync(
             self._segments.begin, number, sources.base, sources.end
         )
 
-        # Called by `build` for each extent. The flags are those of this moment, and later deletes
-        # are added by the install.
+        # Called by `build` for each extent. It returns the current flags. The install adds later
+        # deletes.
         def delete_flags(topic_id: int, first_seq: int, count: int) -> bytearray:
             topic = sources.spans[topic_id].topic
             flags = current_flags(self._store, topic, first_seq, count)
@@ -161,7 +161,7 @@ class Rewriting:
                     await trio.to_thread.run_sync(writer.write, pieces)
                     pieces, size = [], 0
                 else:
-                    # Between two writes, give way after each chunk.
+                    # Between two writes, let other tasks run after each chunk.
                     await self._pause(step_began)
                 step_began = time.monotonic()
             await trio.to_thread.run_sync(writer.write, pieces)
@@ -193,13 +193,13 @@ class Rewriting:
         self._reclaim.add_segment(segment.number)
         self._segments.add(segment)
         for span in sources.spans.values():
-            # Topic by topic. Readers may run in between and find some topics in the old place and
-            # some in the new one. Both contain the same records.
+            # Topic by topic. Readers may run in between and find some topics at the old location
+            # and some at the new one. Both contain the same records.
             yield from self._install_topic(span, segment, extents.get(span.topic.id, []), written)
         if isinstance(sources, LogFile):
             self._reclaim.seal_up_to(sources.end)
         else:
-            # If an old extent was still named, deleting its segment would lose records.
+            # If the index still referred to an old extent, deleting its segment would lose records.
             assert self._reclaim.are_unused(sources.numbers), "the index refers to no old extent"
             self.merged += len(sources.numbers)
             self.merged_bytes += segment.size
@@ -210,9 +210,9 @@ class Rewriting:
         self, span: Span, segment: Segment, extents: list[IndexEntry], written: Flags
     ) -> Iterator[None]:
         topic, base = span.topic, segment.header.base
-        # Replace some entries of the topic at a time. Each part is consistent on its own.
+        # Replace some entries of the topic in each step. The index is consistent after each step.
         for part, first_seq, end_seq in parts(topic, extents, span.first_seq, span.last_seq):
-            # Removed records change the totals of the topic, and the quota must know it.
+            # Removed records change the totals of the topic, and then the quota must be updated.
             before = topic.bytes
             for extent in part:
                 self._flag_late_deletes(topic, extent, written.get((topic.id, extent.first_seq)))

@@ -186,7 +186,7 @@ class Sealing(Service):
 
     async def _ensure_log_space(self) -> None:
         """Break the pin if the disk has no space for the next log file or the reserve."""
-        # Without a pin there is nothing to break. Without a lack of files there is no reason to.
+        # Nothing needs to be done if there is no pin to break, or if no file is missing.
         if self.reclaim.pin is None or not self.wal.lacks_files:
             return
         if not await trio.to_thread.run_sync(self.wal.allocate_files):

@@ -51,7 +51,7 @@ class LogFile:
     def __init__(self, store: RecordStore, base: int, end: int) -> None:
         self._store, self.base, self.end = store, base, end
         self.maps: dict[int, MappedSegment] = {}  # empty, because the source is not a segment
-        # By topic id. ``last_seq`` is final after the extents of the topic are built.
+        # Keyed by topic id. ``last_seq`` is final after the extents of the topic are built.
         self.spans: dict[int, Span] = {}
 
     def find(self, topics: Iterable[Topic]) -> Iterator[int]:
@@ -158,7 +158,7 @@ class Segments:
                     yield ExtentSource(topic_id, first, ())
                     continue
                 seq = entry.first_seq + run[0]
-                # The next run does not follow on the last one. Yield the extent, and begin
+                # The next run does not directly follow the last one. Yield the extent, and begin
                 # another one.
                 if slices and seq != end:
                     yield ExtentSource(topic_id, first, slices)
@@ -187,7 +187,7 @@ def sealed_entries(topic: Topic) -> Iterator[tuple[int, int]]:
 
 
 def kept_runs(view: ExtentView, deleted: Buffer | None, start: int) -> Iterator[IndexRun | None]:
-    """Yield the runs of records from ``start`` on that are copied, and None between two steps."""
+    """Yield the runs of records that are copied, beginning at ``start``, and None between steps."""
     begin = end = start
     for step in range(start, view.count, STEP_RECORDS):
         for run in live_runs(deleted, step, min(step + STEP_RECORDS, view.count)):
