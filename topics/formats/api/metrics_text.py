@@ -74,7 +74,7 @@ class Column:
         return ((((self._label, name),), value) for name, value in rows if value is not None)
 
     def with_values(self, values: Sequence[int | None]) -> Column:
-        """Return another column with the same rows."""
+        """Return a column with the same rows and other values."""
         column = copy(self)
         column.values = values
         return column
