@@ -132,7 +132,9 @@ class Child:
 
     @property
     def has_heartbeat(self) -> bool:
-        """Whether the process has sent a heartbeat since the fork. First it imports modules."""
+        """Whether the process has sent a heartbeat since the fork. It imports modules before the
+        first one.
+        """
         return self.cells.heartbeat_ms != self._heartbeat_ms_before
 
     def begin(self, now: float) -> None:
