@@ -110,8 +110,8 @@ def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
         for name in sorted(began.keys() | job.keys()):
             if (one := began.get(name, "")) != (other := job.get(name, "")):
                 raise JobError(
-                    f"{checkpoint.uri}: the checkpoint is of another job: its {name} is {one!r},"
-                    f" not {other!r}; give another checkpoint and another destination"
+                    f"{checkpoint.uri}: the checkpoint belongs to another job: its {name} is"
+                    f" {one!r}, not {other!r}; use another checkpoint and another destination"
                 )
         return
     checkpoint.write(JOB, msgspec.json.encode(job, order="sorted").decode())
