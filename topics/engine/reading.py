@@ -116,7 +116,7 @@ class _Reader:
         a loss or damage                report the gap; a page with records ends before it
         an entry without live records   skip it
         deleted records                 skip them
-        records for the reader          add those that fit into the page
+        records for the reader          add the records that fit into the page
 
     ``seq`` is the next seq to examine. ``_at`` is the index of the entry that contains it, or of
     the next entry. ``_end`` is the index after the last entry to examine. ``_cut_at`` is the index

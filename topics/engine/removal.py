@@ -234,7 +234,7 @@ def _drop_dead_entries(topic: Topic, store: Store) -> None:
 
 def _first_live_seq(topic: Topic, store: Store) -> int:
     """Return the first live seq, or the seq after the head."""
-    # Without entries, all records up to the head were removed.
+    # If there are no entries, all records up to the head were removed.
     if not len(topic.index):
         return max(topic.start_seq, topic.head_seq + 1)
     first_seq, count, locator, _ = topic.index.entry(0)

@@ -100,7 +100,7 @@ class Advance(Change):
         # for them.
         self.skipped = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
         if self.skipped is not None:
-            # The skipped seqs are assigned like those of records, and released by `undo`.
+            # The skipped seqs are assigned like the seqs of records, and released by `undo`.
             topic.next_seq = self.skipped.last + 1
             topic.pending_skipped += trimmed
             # A skipped seq above the durable reservation could be assigned again after a crash.

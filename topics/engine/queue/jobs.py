@@ -699,7 +699,7 @@ class Jobs:
         if self.ledger is not None:
             self.ledger.cut(start_seq)
             return
-        # Remember the start, so that the next call does not remove the same seqs again.
+        # Store the start, so that the next call does not remove the same seqs again.
         first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
         if first < start_seq:
             self._not_fresh.discard_below(start_seq)

@@ -320,7 +320,7 @@ class _Picker:
         """
         match, scan = self._match, self._bounds.scan
         if match is None:
-            # Without a filter all live records match.
+            # If there is no filter, all live records match.
             stop = min(stop, start + scan)
             return live_runs(deleted, start, stop), stop, stop - start
         # No record of this entry has a tag, so none matches.
