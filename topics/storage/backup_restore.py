@@ -7,8 +7,8 @@ or not at all.
 
 A restore that is refused or fails leaves no files. A server that starts in the new directory
 continues as if it had been killed at the moment of the backup. The shards are started and stopped
-here without a server, because only a restore knows that each log is complete up to its end. Startup
-on another machine would assume that a power loss may have cut the log.
+here without a server, because each log is known to be complete up to its end only during a restore.
+Startup on another machine would assume that a power loss may have cut the log.
 
 As new: each topic gets its next epoch, so that readers notice that their cursors belong to another
 incarnation. The checkpoint of each shard then has the new epochs, and all other checkpoints are
@@ -155,7 +155,7 @@ def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
     found = os.statvfs(staging)
     free, needed = found.f_bavail * found.f_frsize, needed + MARGIN_BYTES
     if not found.f_blocks or free >= needed:
-        # A file system that reports no blocks does not know its size. Then there is no warning.
+        # If a file system reports no blocks, its size is unknown. In this case there is no warning.
         return []
     wanted = f"with less than {-(-needed >> 20)} MiB a server refuses appends (disk_full)"
     return [f"{directory}: only {free >> 20} MiB of the disk are free; {wanted}"]
@@ -411,7 +411,7 @@ def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: N
     numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
     known = {"segments": numbers, "boot": shard.boot}
     items = checkpoint_items(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
-    # With ``clean``, the next startup knows that the log is complete up to this LSN.
+    # With ``clean``, the next startup treats the log as complete up to this LSN.
     checkpoints.write(
         shard.folders.checkpoint,
         wal.next_lsn,

@@ -4,7 +4,7 @@
     intact_checkpoints  read the newest intact checkpoint                    checkpoints.py
     SegmentStore.open   open the segments that it refers to
     open_log            open the files of the log
-    check_log_start     without a checkpoint, the log must contain everything
+    check_log_start     if there is no checkpoint, the log must contain everything
     restore_topics      restore topics and extents from the checkpoint       topic_restore.py
     LogReplay.run       replay all frames from the checkpoint's LSN on       log_replay.py
     check_sealed        the log has all frames from which segments were made
@@ -316,8 +316,9 @@ def write_start_frames(
 ) -> list[Frame]:
     """Write and sync the startup frames. Return the frames if the log has no space for them.
 
-    Records of `ephemeral` topics are acknowledged without the log, but not before these frames are
-    written. The call also creates the reserves. On a full disk the shard creates them later.
+    Records of `ephemeral` topics are acknowledged without a write to the log, but not before these
+    frames are written. The call also creates the reserves. On a full disk the shard creates them
+    later.
     """
     # Create the reserves before the first frame, while the disk may still have space.
     with contextlib.suppress(OSError):

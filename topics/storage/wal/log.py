@@ -213,7 +213,7 @@ class Wal:
         self.flush(sync=True, immediate=False)
         size = max(self.writer.spares.file_bytes, FILE_HEADER_BYTES + length)
         # The random seed is part of each checksum. So frames of a file that was used before are
-        # never taken for frames of this one.
+        # never mistaken for frames of this file.
         self._tail = WalFile(
             self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
         )
