@@ -57,7 +57,7 @@ because offsets into copies and the sizes of copies are stored on disk, and segm
 the rendered bytes. A copy is the rendered record with its own `$seq` and `$ts`. Node and tag are
 removed where ``drops`` specifies it. The stamp becomes the member `_topics_router` of `meta` and
 replaces an earlier one. All other bytes are unchanged: `data` and `meta` are never rendered again.
-The result is identical to that of ``rendering.py`` for an append of these records without an
+The result is identical to the result of ``rendering.py`` for an append of these records without an
 idempotency key and without delays.
 """
 
