@@ -95,7 +95,7 @@ class Links:
             memory.ring_doorbells()
 
     def keep(self, process: ProcessId) -> None:
-        """Close the doorbells of all links except those of ``process``. Called in that child."""
+        """Close the doorbells of all links of other processes. Called in the child ``process``."""
         for memory in self._memories:
             if process not in memory.ends:
                 memory.close()

@@ -10,7 +10,7 @@ them:
     front                                └─ imports its own ─ serves
     shards                                                                       └─ recover, serve
 
-So on two cores the modules of the front and those of the shards are imported in parallel. The
+So on two cores the modules of the front and the modules of the shards are imported in parallel. The
 parent only imports the shared modules. It starts no thread and no event loop and calls no function
 of these modules. It never imports the modules of the front, so it contains no code that parses data
 from clients. A shared module must not read a clock or generate a random number during its import,
