@@ -120,10 +120,10 @@ def append(
 
     A file is appended only once: its records get idempotency keys made from their content, so a
     second run appends nothing, and a run after an interruption continues. This holds while the
-    topic knows the keys (idempotency_window_ms: 7 days if this command creates the topic, otherwise
-    2 minutes by default), even if the records were deleted. If a file has grown, up to 1,000
-    records before the new ones are appended again. --again or another --key-prefix appends the
-    complete file again.
+    topic stores the keys (idempotency_window_ms: 7 days if this command creates the topic,
+    otherwise 2 minutes by default), even if the records were deleted. If a file has grown, up to
+    1,000 records before the new ones are appended again. --again or another --key-prefix appends
+    the complete file again.
 
     A pipe without -f is appended as it arrives, in each run. With -f - or --key-prefix, it is
     treated as a file. If a line is invalid, the lines before it are appended before the command

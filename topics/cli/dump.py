@@ -123,7 +123,7 @@ def import_(shell: Shell, /, files: tuple[str, ...], to: str | None, again: bool
     which is checked only at its end.
 
     An import may be repeated, or continued after an interruption, without appending a record twice.
-    This holds while the topic knows the keys of the import (idempotency_window_ms: at least 7 days
+    This holds while the topic stores the keys of the import (idempotency_window_ms: at least 7 days
     if this command creates the topic), even if the records were deleted. An export is not imported
     into the topic that it was made from. --again appends the records in both cases.
     """

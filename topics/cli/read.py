@@ -1,6 +1,6 @@
 """read and tail: write records to stdout, and lost ranges at their position among the records.
 
-read      pages of each topic, forwards or backwards, up to the head at the start
+read      pages of each topic, forwards or backwards, up to the head when the command starts
 read -f   --.
 tail      --+--> a thread per event stream --> one queue --> `Output`
 """

@@ -172,7 +172,7 @@ def _backup(source: str) -> Iterator[Any]:
 
 @contextmanager
 def restore_errors(source: str, unchanged: str) -> Iterator[None]:
-    """Convert the errors of a restore to those of commands."""
+    """Convert the errors of a restore to errors of commands."""
     from topics.storage.backup_restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.disk import Damaged
     from topics.storage.standby import BadStandby

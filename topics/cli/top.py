@@ -87,7 +87,7 @@ def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
 
 def reports(client: Topics, interval_s: float, rows: int) -> Iterator[Report]:
     """Yield a report for each interval, the first immediately. Raise `TopicsError` if the server
-    cannot be reached at the start.
+    cannot be reached when the command starts.
     """
     before, report = None, None
     while True:

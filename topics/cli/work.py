@@ -46,7 +46,7 @@ STOPPED: Final = {signed for number in (2, 15) for signed in (-number, 128 + num
 
 
 class Work(Command):
-    """A command whose arguments end with those of a program."""
+    """A command whose arguments end with the arguments of a program."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Require ``--`` before the program, so that its options are not parsed as options of this
