@@ -60,10 +60,10 @@ OPTIONS: Final = (
            " micro-batch"),
     Option("node", "read", "", "omit the records of this writer"),
     Option("includeHeaders", "read", "", "ignored option of Kafka; `headers` is always available"),
-    Option("topic", "write", "", "the topic of all rows; required without a column `topic`"),
+    Option("topic", "write", "", "the topic of all rows; required if there is no column `topic`"),
     Option("jobId", "write", "", "batch: identifies the write, so that repeating it appends"
            " nothing twice"),
-    Option("node", "write", "", "the writer of rows without a column `node`"),
+    Option("node", "write", "", "the writer of all rows if there is no column `node`"),
     Option("batchRecords", "write", "5000", "the maximum number of records per request"),
     Option("batchBytes", "write", "4194304", "the maximum number of bytes per request"),
     Option("createTopic", "write", "true", "whether to create an absent topic"),

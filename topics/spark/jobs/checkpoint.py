@@ -6,9 +6,9 @@ supports.
 
 Spark writes the offsets of a batch to a temporary file and then renames it. The batch begins with
 the rename. If the driver is killed before the rename of the first batch, Spark refuses the
-checkpoint at each later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although no batch has
-begun. `claim` removes such files. It never removes files from a checkpoint in which a batch has
-begun.
+checkpoint whenever the query is started again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although
+no batch has begun. `claim` removes such files. It never removes files from a checkpoint in which a
+batch has begun.
 """
 
 from __future__ import annotations
