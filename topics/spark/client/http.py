@@ -28,7 +28,7 @@ PAGE_BYTES = 8 << 20  # of records in a page; no server returns more (§11)
 _AGAIN = "run the query or the job again"
 ADVICE = {
     "unauthorized": (
-        "set a key of the server in the option apiKeyFile or apiToken; TOPICS_API_KEY is used only"
+        "set a key of the server in the option apiKeyFile or apiToken; TOPICS_API_KEY counts only"
         " if it is set before the Spark session starts"
     ),
     "forbidden": (
