@@ -52,7 +52,7 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     assert lines[".wal"][0].startswith("log of shard 0 from 0x")
     assert lines[".wal"][-1].endswith("zeros follow")
     assert any("APPEND, topic 1, seqs " in line for line in lines[".wal"])
-    assert lines[".ckpt"][0].endswith(", of an orderly stop")
+    assert lines[".ckpt"][0].endswith(", of a clean shutdown")
     done = topics("inspect", str(next(data.rglob("*.seg"))))
     assert done.stdout.splitlines() == lines[".seg"]
 

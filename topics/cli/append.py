@@ -75,10 +75,10 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
               " line has the field names.")  # fmt: skip
 @click.option("--tag", help="The tag of the records.")
 @click.option("--tag-field", metavar="FIELD", help="Take the tag of each record from this field.")
-@click.option("--node", help="The node of the records: its own reads do not return them.")
+@click.option("--node", help="The node of the records. Reads by this node omit them.")
 @click.option("--meta", metavar="JSON", callback=_object, help="The meta object of the records.")
 @click.option("--delay", "delay_ms", metavar="TIME", type=units.DURATION,
-              help="Hide jobs of a queue for this time.")  # fmt: skip
+              help="Delay the jobs of a queue by this time.")  # fmt: skip
 @click.option("--numbers", is_flag=True, help="Append numbers in a CSV file as JSON numbers.")
 @click.option("--delimiter", metavar="CHAR", callback=_delimiter,
               help="The delimiter of a CSV file (,).")  # fmt: skip
@@ -88,10 +88,10 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
               help="strict: stop at the first bad line (default); replace: replace undecodable"
               " bytes by U+FFFD; skip: skip bad lines.")  # fmt: skip
 @click.option("--rejects", type=click.Path(dir_okay=False, writable=True), metavar="FILE",
-              help="Write the lines that --errors skip skips to FILE.")  # fmt: skip
+              help="Write the lines skipped by --errors skip to FILE.")  # fmt: skip
 @click.option("--key", help="Append the records only once with this idempotency key.")
 @click.option("--key-prefix", metavar="TEXT",
-              help="Append equal content once for each value of this prefix.")  # fmt: skip
+              help="Key prefix; equal content is appended once for each prefix.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Append a file even if it was appended before.")
 @pass_shell
 def append(
@@ -120,17 +120,18 @@ def append(
 
     A file is appended only once: its records get idempotency keys made from their content, so a
     second run appends nothing, and a run after an interruption continues. This holds while the
-    topic knows the keys (idempotency_window_ms: 7 days if this command creates the topic, otherwise
-    2 minutes by default), even if the records were deleted. If a file has grown, up to 1,000
-    records before the new ones are appended again. --again or another --key-prefix appends the
-    complete file again.
+    topic stores the keys (idempotency_window_ms: 7 days if this command creates the topic,
+    otherwise 2 minutes by default), even if the records were deleted. If a file has grown, up to
+    1,000 records before the new ones are appended again. --again or another --key-prefix appends
+    the complete file again.
 
     A pipe without -f is appended as it arrives, in each run. With -f - or --key-prefix, it is
     treated as a file. If a line is invalid, the lines before it are appended before the command
     stops.
 
     --key is for programs that know when records are the same: records with a known key are not
-    appended, even if they differ. It is the key of the first 1,000 records or MiB; KEY:2 follows.
+    appended, even if they differ. KEY is the key of the first 1,000 records or MiB, KEY:2 the key
+    of the next ones, and so on.
     """
     kind, is_csv = options["kind"], options["kind"] == "csv"
     wrong = {

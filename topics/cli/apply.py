@@ -3,7 +3,7 @@
     file --> changes of topics and routers --> checks --> question --> one request for each change
 
 The file is checked by the rules of the server, and its topics by dry runs, before the first change.
-So a wrong file changes nothing.
+So an invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def _checked_routers(client: Topics, path: str, changes: list[Change]) -> list[C
     """Return the changes in an order that the server accepts. Raise `InvalidInput` if there is
     none.
 
-    A router may need another one to change first, because that one feeds its dest or is part of the
-    cycle that it would close.
+    Another router may have to change first, because it feeds the dest of this router or is part of
+    the cycle that this router would close.
     """
     routers = [each for each in changes if each.kind == "router" and each.new is not None]
     if not routers:

@@ -1,6 +1,6 @@
 """The command bench: a small load from one process, on a topic of its own.
 
-    a thread for each client:  operation, operation, ... until the time is over
+    a thread for each client:  operation, operation, ... until the time is up
     the end:                   records per second, latencies, processor time of this process
 
 A client starts its next operation when the previous one has completed. A kind of load is a

@@ -4,7 +4,7 @@
           <--------------------------- names ---------------------------------'
 
 The names come from the server that the options before the argument specify. Completion never prints
-an error: without a response it offers nothing.
+an error. If there is no response, it offers nothing.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Change(NamedTuple):
 
 
 def change(client: Topics, kind: Kind, name: str, wanted: Mapping[str, Any]) -> Change:
-    """Return what a PUT would change. Raise `InvalidInput` for a wrong field, or
+    """Return what a PUT would change. Raise `InvalidInput` for an invalid field, or
     `click.ClickException` if the topic has another type.
     """
     fields = checked(kind, name, wanted)

@@ -1,7 +1,7 @@
 """The command doctor: checks a server and its machine.
 
 Each check is a function in a table. It yields a `Finding` for each fault. Its docstring is the line
-that is printed if there is none.
+that is printed if there is no fault.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def doctor(shell: Shell, data_dir: Path | None) -> ExitCode:
 
 
 def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Yield the name of each check, its message without a finding, and its findings."""
+    """Yield the name of each check, the message if it finds nothing, and its findings."""
     with shell.client() as client:
         try:
             server = ServerState(client, client.call(calls.metrics()), readiness(client))

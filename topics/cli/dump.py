@@ -6,7 +6,7 @@
     ... the same for each topic ...
     {"footer": {"topics": {"orders": 1}, "sha256": "..."}}
 
-The checksum is that of all bytes before the footer. If a file is truncated or was changed, none of
+The checksum covers all bytes before the footer. If a file is truncated or was changed, none of
 its records are appended.
 """
 
@@ -73,8 +73,8 @@ _decode, _encode = msgspec.json.Decoder(Line).decode, msgspec.json.encode
 
 @command("export")
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, type=TOPIC)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="The file (stdout).")
-@click.option("--gzip", "is_gzip", is_flag=True, help="Compress it. FILE.gz always is.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="The output file (stdout).")
+@click.option("--gzip", "is_gzip", is_flag=True, help="Compress the output (default for FILE.gz).")
 @pass_shell
 def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip: bool) -> None:
     """Write topics to a file.
@@ -118,12 +118,12 @@ def import_(shell: Shell, /, files: tuple[str, ...], to: str | None, again: bool
     \b
     topics import backup.ndjson.gz
 
-    Topics that do not exist are created with their config. Records keep data, tag, node and meta,
-    and get new seqs and times. All FILEs are checked before the first append. - is stdin, which is
-    checked at its end.
+    Topics that do not exist are created with the exported config. Records keep data, tag, node and
+    meta, and get new seqs and times. All FILEs are checked before the first append. - is stdin,
+    which is checked only at its end.
 
     An import may be repeated, or continued after an interruption, without appending a record twice.
-    This holds while the topic knows the keys of the import (idempotency_window_ms: at least 7 days
+    This holds while the topic stores the keys of the import (idempotency_window_ms: at least 7 days
     if this command creates the topic), even if the records were deleted. An export is not imported
     into the topic that it was made from. --again appends the records in both cases.
     """
@@ -225,8 +225,8 @@ def _append(
 
 
 def _content(name: str, found: Iterable[bytes]) -> Iterator[tuple[bytes, str]]:
-    """Yield the lines of an export without its footer, and their places. Raise `Failed` at the end
-    if it is truncated or was changed.
+    """Yield the lines of an export without its footer, and their locations. Raise `Failed` at the
+    end if it is truncated or was changed.
     """
     digest, last, location = hashlib.sha256(), b"", ""
     lines = Lines(_unpacked(found), name)

@@ -5,7 +5,8 @@
 Equal input makes equal chunks and idempotency keys (`topics.client.chunks`). So a second run
 appends nothing, and a run after an interruption continues. A chunk is sent when it is full or at
 the end of the input. With such keys an incomplete chunk is not sent after a bad line, because a
-corrected line must not move the bounds of the chunks before it. Without them, it is sent.
+corrected line must not move the bounds of the chunks before it. If the keys are not made from
+content, it is sent.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REPORTED_REJECTS_MAX: Final = 5
 LINGER_S: Final = 0.05
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 WINDOW: Final = "idempotency_window_ms"
-WINDOW_MS: Final = 7 * units.MS["d"]  # a load that fails on Friday is run again on Monday
+WINDOW_MS: Final = 7 * units.MS["d"]  # long enough to repeat on Monday a load that failed on Friday
 
 
 def reached(shell: Shell) -> Topics:
@@ -79,7 +80,7 @@ def opened(
 
 
 def invalid_input(location: str, reason: str) -> Failed:
-    """Return the error for wrong input at ``location``."""
+    """Return the error for invalid input at ``location``."""
     return Failed(f"{location}: {reason}", "bad_input", ExitCode.USAGE)
 
 
@@ -168,9 +169,9 @@ class Loader:
     """Appends to one topic.
 
     ``prefix`` begins the keys that are made from content; ``key`` is the key of the first chunk.
-    Without both, equal input is appended again in each run. ``config`` is used if the topic must be
-    created. ``hint`` describes how to append known records again. ``rejects`` collects the records
-    that the server refuses; without it, the first one stops the load.
+    If both are absent, equal input is appended again in each run. ``config`` is used if the topic
+    must be created. ``hint`` describes how to append known records again. ``rejects`` collects the
+    records that the server refuses; if it is absent, the first refused record stops the load.
     """
 
     def __init__(
@@ -215,7 +216,8 @@ class Loader:
         key, records, inputs = self._key_of(chunk), chunk.records, [*chunk.marks]
         refused = 0
         while inputs:
-            # The derived key is the same in the next run, because that one has the same refusals.
+            # The derived key is the same in the next run, because the server refuses the same
+            # records again.
             its_key = f"{key}-{refused}" if refused and key != calls.AUTO else key
             try:
                 self._send(records, its_key)
@@ -261,7 +263,8 @@ class Loader:
             return
         self._is_open, name, print_note = True, self._topic, self._shell.print_note
         config = self._config
-        # A key with the scope write alone may append, but it must not ignore a config.
+        # If the API key only has the scope write, append without this check. But report the refusal
+        # if a config is to be applied.
         with suppress(*() if config else (Refused,)):
             try:
                 window_ms = self._client.topic(name).state().config[WINDOW]

@@ -47,7 +47,7 @@ Stream = Generator[Any]
 
 @command("ping")
 @click.option("--via", type=click.Choice(["watch", "ws"]), default="watch", show_default=True,
-              help="Receive by an event stream or by a WebSocket.")  # fmt: skip
+              help="Receive over an event stream or a WebSocket.")  # fmt: skip
 @click.option(
     "-n", "--count", type=click.IntRange(min=1), help="Stop after this number of records."
 )
@@ -162,7 +162,7 @@ def _ms_since(began: float) -> float:
 
 
 def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
-    """Receive by an event stream."""
+    """Receive over an event stream."""
     query = urlencode({"topic": topic, "heartbeat_ms": int(1000 * HEARTBEAT_S)})
     headers, path = {"Accept": "text/event-stream"}, f"/v0/watch?{query}"
     try:
@@ -179,7 +179,7 @@ def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
 
 
 def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
-    """Receive by a WebSocket. Its heartbeats are too slow, so pings request one each second."""
+    """Receive over a WebSocket. Its heartbeats are too slow, so pings request one each second."""
     try:
         with client.http.websocket("/v0/ws", timeout=wait_s) as socket:
             assert socket.response is not None
@@ -203,6 +203,6 @@ def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
 
 
 def _payloads(text: str) -> list[Any]:
-    """Return the payloads of the records in a message, or one None."""
+    """Return the payloads of the records in a message, or a single None if it has no records."""
     records = msgspec.json.decode(text).get("records", ())
     return [record["data"] for record in records] or [None]

@@ -1,6 +1,6 @@
-"""read and tail: write records to stdout, and lost ranges in their place among them.
+"""read and tail: write records to stdout, and lost ranges at their position among the records.
 
-read      pages of each topic, forwards or backwards, up to the head at the start
+read      pages of each topic, forwards or backwards, up to the head when the command starts
 read -f   --.
 tail      --+--> a thread per event stream --> one queue --> `Output`
 """
@@ -81,7 +81,7 @@ OPTIONS: Final[list[click.Parameter]] = [
 
 @command("read", params=[*OPTIONS])
 @click.option("--from", "first", type=int, metavar="N", help="Start at #N; -N: the last N.")
-@click.option("--since", type=units.TIME, metavar="TIME", help="Start 10m ago, or at a date.")
+@click.option("--since", type=units.TIME, metavar="TIME", help="Start at an age (10m) or a date.")
 @click.option("--until", type=units.TIME, metavar="TIME", help="End before a time.")
 @click.option("--reverse", is_flag=True, help="Newest records first.")
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of records.")
@@ -109,8 +109,9 @@ def read(
 
     By default, all existing records are read topic by topic, oldest first. TOPIC may be
     a glob. TIME is an age (10m), or a date with an optional time in ISO 8601; without an offset it
-    is local. Records that were lost before they were read are a line in their place:
-    {"tombstone": ...} in JSON, "-- lost #2 to #40 (cap) --" as text. So is the deletion of a topic.
+    is local. Records that were lost before they were read are shown as a line in their place:
+    {"tombstone": ...} in JSON, "-- lost #2 to #40 (cap) --" as text. The deletion of a topic is
+    shown in the same way.
 
     After a restart of the server the command continues without missing or repeating a record. With
     -f, press Ctrl-C to stop (exit code 130).
@@ -157,8 +158,8 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
     topics tail 'orders*' -n 10
 
     A glob also matches topics that are created later. They are shown within 2 seconds, from their
-    first record on. Lost records are a line in their place, as with topics read. After a restart of
-    the server the command continues. Press Ctrl-C to stop (exit code 130).
+    first record on. Lost records are shown as a line in their place, as in topics read. After a
+    restart of the server the command continues. Press Ctrl-C to stop (exit code 130).
     """
     output = Output(shell, None, **shape)
     with reached(shell) as client:
@@ -244,7 +245,7 @@ def _start(client: Topics, state: TopicState, first: int | None, since: datetime
     """Return the seq after which to start."""
     if since is not None:
         return client.topic(state.name).since(since)
-    if first is not None and first < 0:  # without the loss before the last records
+    if first is not None and first < 0:  # do not report a loss before the last records
         return max(state.head_seq + first, state.earliest_seq - 1)
     return max(min((first or 1) - 1, state.head_seq), 0)
 
@@ -399,7 +400,7 @@ def json_lines(records: list[Record]) -> bytes:
     lines = msgspec.json.Encoder().encode_lines(records)
     if lines.count(b"\n") == len(records):
         return lines
-    # Payloads keep their whitespace, so that a line break may be between the parts of a value.
+    # Payloads keep their whitespace, so a value may contain line breaks between its tokens.
     table = bytes.maketrans(b"\r\n", b"  ")
     return b"".join(msgspec.json.encode(each).translate(table) + b"\n" for each in records)
 

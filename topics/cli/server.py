@@ -124,7 +124,8 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
     generation of a directory that topics standby run writes; DIR@newest is the last one.
 
     A server on DIR continues at the time of the backup. Readers with a later position do not notice
-    that seqs are used again. With --as-new, all topics get another epoch, which notifies them.
+    that seqs are used again. With --as-new, all topics get another epoch, which notifies the
+    readers.
     """
     from topics.storage.backup_restore import restore as restore_from
 
@@ -173,7 +174,7 @@ def _backup(source: str) -> Iterator[Any]:
 
 @contextmanager
 def restore_errors(source: str, unchanged: str) -> Iterator[None]:
-    """Convert the errors of a restore to those of commands."""
+    """Convert the errors of a restore to errors of commands."""
     from topics.storage.backup_restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.disk import Damaged
     from topics.storage.standby import BadStandby

@@ -32,7 +32,7 @@ SECRET_MAX_BYTES: Final = 64 * 1024  # the limit of a request's header
 
 
 class InvalidInput(click.ClickException):
-    """A wrong argument, field or file."""
+    """An invalid argument, field or file."""
 
     exit_code = ExitCode.USAGE
 
@@ -59,7 +59,7 @@ class Shell:
 
     def client(self, *, retries: bool = False) -> Topics:
         """Return a client. With ``retries`` it retries as `topics.client` does: streams and workers
-        without end. Otherwise a call raises its first failure. Raise `TopicsError`.
+        indefinitely. Otherwise a call raises its first failure. Raise `TopicsError`.
         """
         from topics.client import Retry, Topics
         from topics.client.settings import read_key
@@ -124,8 +124,8 @@ class Shell:
     ) -> None:
         """Write ``rows`` (structs or mappings) as a table, or with ``--json`` each as one line.
 
-        ``columns`` has the titles by field, ``show`` the formats by field. ``empty`` is a message
-        for the case without rows.
+        ``columns`` has the titles by field, ``show`` the formats by field. ``empty`` is the message
+        if there are no rows.
         """
         rows = [*rows]
         if not rows and empty:
@@ -146,7 +146,9 @@ class Shell:
     def failed(
         self, error: BaseException, interrupted: ExitCode = ExitCode.INTERRUPTED
     ) -> ExitCode:
-        """Report an error, and return the exit code. ``interrupted`` is that of an interrupt."""
+        """Report an error, and return the exit code. ``interrupted`` is the exit code for an
+        interrupt.
+        """
         match error:
             case click.exceptions.Exit():
                 return ExitCode(error.exit_code)

@@ -2,7 +2,8 @@
 
     sample --interval--> sample --difference--> report --> lines on the terminal, or a JSON object
 
-A report has a member for each figure. Rates are None without an earlier sample, as after a restart.
+A report has a member for each figure. Rates are None if there is no earlier sample, as after a
+restart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RATES: Final = ("writes", "reads", "errors")
 
 
 class Sample(NamedTuple):
-    """The counters of a server at a time. ``topics`` has head seq, records and bytes by name."""
+    """The counters of a server at one time. ``topics`` has head seq, records and bytes by name."""
 
     at: float
     metrics: Metrics
@@ -86,7 +87,7 @@ def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
 
 def reports(client: Topics, interval_s: float, rows: int) -> Iterator[Report]:
     """Yield a report for each interval, the first immediately. Raise `TopicsError` if the server
-    cannot be reached at the start.
+    cannot be reached when the command starts.
     """
     before, report = None, None
     while True:

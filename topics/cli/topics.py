@@ -105,9 +105,9 @@ def config(
     Only the specified fields change. Values are JSON or text. Fields in milliseconds accept 7d,
     fields in bytes 1G, and counts 1M.
 
-    A shorter ttl_ms or a lower cap removes records, including those of a topic with discard reject
-    and leased jobs. The command reports their number and asks for confirmation. --yes confirms in
-    advance, --dry-run only reports.
+    A shorter ttl_ms or a lower cap removes records, including leased jobs and records of a topic
+    with discard reject. The command reports their number and asks for confirmation. --yes confirms
+    in advance, --dry-run only reports.
     """
     with shell.client() as client:
         state = client.topic(topic).state()

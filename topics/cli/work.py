@@ -46,10 +46,12 @@ STOPPED: Final = {signed for number in (2, 15) for signed in (-number, 128 + num
 
 
 class Work(Command):
-    """A command whose arguments end with those of a program."""
+    """A command whose arguments end with the arguments of a program."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Require ``--`` before the program, so that its options are not taken for ours."""
+        """Require ``--`` before the program, so that its options are not parsed as options of this
+        command.
+        """
         if not (context.resilient_parsing or {"--", "-h", "--help"} & {*args}):
             raise click.UsageError("the command needs -- before it: work QUEUE -- COMMAND", context)
         return super().parse_args(context, args)
@@ -242,7 +244,7 @@ class WorkerPool:
                     self._report(self._running[process], "the lease is lost, stopping the command")
                     process.terminate()
             stopped |= lost
-            if self._shell.is_away:  # the next job, which would show it, may take long to arrive
+            if self._shell.is_away:  # the next job, which would show it, may arrive much later
                 with suppress(TopicsError):
                     self._client.once(calls.ready())
                     self._shell.report_reconnected()
@@ -252,7 +254,7 @@ class WorkerPool:
 
 
 def _copy(stderr: Any, end: bytearray) -> None:
-    """Copy the stderr of a program to ours, and its end to ``end``."""
+    """Copy the stderr of a program to the stderr of this process, and its end to ``end``."""
     with stderr:
         while data := stderr.read1(65536):
             with suppress(OSError):

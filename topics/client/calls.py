@@ -76,9 +76,9 @@ class Call(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The policy of retries, which end ``deadline`` s after the first failure. The pause between
-    attempts is the server's Retry-After. Without one it doubles from ``first`` to ``most`` s, minus
-    a random part of up to a half.
+    """The retry policy. Retries end ``deadline`` s after the first failure. The pause between
+    attempts is the server's Retry-After. If there is none, the pause doubles from ``first`` to
+    ``most`` s, minus a random part of up to a half.
 
     ``tries`` bounds the number of attempts after the first, ``connects`` the number of attempts
     that could not connect. With ``tries`` the pause doubles even if the server requests a shorter
@@ -96,8 +96,8 @@ FOREVER: Final = Retry(deadline=inf)  # the default of streams and workers: a re
 
 
 class Attempts:
-    """The attempts of one call, stream or worker. No attempt begins after ``until``, of the
-    monotonic clock.
+    """The attempts of one call, stream or worker. No attempt begins after ``until`` (monotonic
+    clock).
     """
 
     def __init__(self, retry: Retry, until: float = inf) -> None:
@@ -106,7 +106,9 @@ class Attempts:
         self._tries = self._connects = 0
 
     def pause_after(self, failure: TopicsError, *, is_repeatable: bool = True) -> float:
-        """Return the pause in s before the next attempt. Raise ``failure`` if there is none."""
+        """Return the pause in s before the next attempt. Raise ``failure`` if there must be no
+        further attempt.
+        """
         lost = isinstance(failure, ConnectionLost)
         may_be_done = lost and failure.was_sent and not is_repeatable  # type: ignore[attr-defined]
         if may_be_done or not (lost or failure.is_temporary):
@@ -258,7 +260,7 @@ def get_topic(name: str) -> Call[values.TopicState]:
 
 
 def drop_topic(name: str, *, if_empty: bool = False) -> Call[bool]:
-    """§1.4. The result is whether the topic existed."""
+    """§1.4. The result states whether the topic existed."""
     path = _at(name, if_empty="true") if if_empty else _at(name)
     return Call("DELETE", path, lambda answer: _dropped(answer).deleted)
 
@@ -371,8 +373,8 @@ def diff(name: str, from_seq: int, wait_s: float = 0.0, **options: Any) -> Call[
 def delete_records(
     name: str, *, before: int | None = None, tag: str | None = None
 ) -> Call[values.Deleted]:
-    """§5: delete the records ``before`` a seq, with a ``tag``, or both. A ``*`` at the end of the
-    tag matches any characters.
+    """§5: delete the records ``before`` a seq, the records with a ``tag``, or the records that
+    match both. A ``*`` at the end of the tag matches any characters.
     """
     body: dict[str, Any] = {} if before is None else {"before_seq": before}
     if tag is not None:
@@ -457,7 +459,7 @@ class Reading:
 def claim(
     name: str, node: str, most: int, lease_s: float | None, wait_s: float
 ) -> Call[list[values.JobRecord]]:
-    """§10.2: lease up to ``most`` jobs to ``node`` for ``lease_s`` s. Without a ready job the
+    """§10.2: lease up to ``most`` jobs to ``node`` for ``lease_s`` s. If no job is ready, the
     server waits ``wait_s`` s for one.
     """
     body: dict[str, Any] = {"node": node, "max": most, "wait_ms": int(1000 * wait_s)}
@@ -476,8 +478,8 @@ def claim(
 def settle(
     name: str, what: str, node: str, jobs: Iterable[values.JobRecord], **fields: Any
 ) -> Call[values.Settled]:
-    """§10.4 to §10.6: ``what`` is ack, nack or extend. The server skips jobs whose lease is no
-    longer the one that they were claimed with.
+    """§10.4 to §10.6: ``what`` is ack, nack or extend. The server skips jobs that have lost the
+    lease with which they were claimed.
     """
     held = [*jobs]
     body = {
@@ -532,7 +534,7 @@ def get_router(name: str) -> Call[values.RouterInfo]:
 
 
 def drop_router(name: str) -> Call[bool]:
-    """§6. The result is whether the router existed."""
+    """§6. The result states whether the router existed."""
     return Call("DELETE", _router_at(name), lambda answer: _dropped(answer).deleted)
 
 

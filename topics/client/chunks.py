@@ -111,7 +111,7 @@ class ContentKeys:
 
 def chunk_key(scope: str, topic: str, partition: int, number: int, count: int, body: bytes) -> str:
     """Return the key of chunk ``number`` of ``partition``: ASCII, 46 characters. ``body`` is the
-    complete request body, so another ``node`` is another write.
+    complete request body, so a different ``node`` makes a different write.
 
     The bytes are part of the key because another attempt may see other rows (a nondeterministic
     query). These are appended again, which a reader can notice. A key without the bytes would drop

@@ -19,8 +19,8 @@ import msgspec
 
 class TopicsError(Exception):
     """A request that failed. ``code`` is the contract's ``error.code`` (§0.5) and ``status`` the
-    HTTP status, 0 without a response. ``detail`` is the server's; ``request_id`` finds the request
-    in its log.
+    HTTP status, 0 if there was no response. ``detail`` comes from the server. ``request_id``
+    identifies the request in its log.
     """
 
     retry_after_s: float | None = None  # the pause that the server requests
@@ -92,7 +92,7 @@ class _Envelope(msgspec.Struct):
     error: _Error
 
 
-# The codes that a WebSocket reply may have (§7.3); the status of all others is 400.
+# The codes that a WebSocket reply may have (§7.3); all other codes have the status 400.
 _STATUS_OF = {
     "unauthorized": 401,
     "forbidden": 403,
@@ -113,7 +113,7 @@ def command_error(code: str, message: str, detail: dict[str, Any]) -> TopicsErro
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
-    """Return the error of a response, which may be that of a proxy."""
+    """Return the error for a response, which may come from a proxy."""
     try:
         error = msgspec.json.decode(body, type=_Envelope).error
     except msgspec.MsgspecError:

@@ -29,7 +29,7 @@ FAILURES: Final = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2
 def headers_of(target: Target) -> dict[str, str]:
     """Return the header fields of every request."""
     headers = {
-        "Accept": "application/json",  # metrics are text for any other
+        "Accept": "application/json",  # with any other value, metrics are text
         "Accept-Encoding": "identity",  # gzip halves the rate of reads on a fast network
         "User-Agent": "topics-client",
     }
@@ -69,7 +69,7 @@ def timeouts(timeout: float, connect_s: float) -> tuple[float, float, float, flo
 
 
 def stream_timeouts() -> tuple[float, float, float, float]:
-    """Return the timeouts of a stream. One that is silent for two heartbeats has ended."""
+    """Return the timeouts of a stream. A stream that is silent for two heartbeats has ended."""
     return timeouts(2 * HEARTBEAT_S, CONNECT_S)
 
 

@@ -18,7 +18,7 @@ EXTEND_RETRY_S: Final = 1.0  # after an extension that failed
 
 
 class HeldJob:
-    """A job that a worker holds until ``until``, of the monotonic clock. ``record`` is the claimed
+    """A job that a worker holds until ``until`` (monotonic clock). ``record`` is the claimed
     record.
     """
 
@@ -64,7 +64,7 @@ class HeldJob:
 
     @property
     def deliveries(self) -> int:
-        """How often the job was claimed, including this time."""
+        """The number of times that the job was claimed, including this time."""
         return self.record.deliveries
 
     @property
@@ -83,7 +83,7 @@ class HeldJob:
         return self._is_lost or monotonic() >= self.until
 
     def lose(self) -> None:
-        """Remember that the server refused to extend the lease."""
+        """Record that the server refused to extend the lease."""
         self._is_lost = True
 
     def nack_fields(self, error: str | None, delay: float | None) -> dict[str, Any]:

@@ -43,8 +43,8 @@ class Contexts(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The server and the key of requests. ``url`` has no slash at its end. Without ``ssl_context``,
-    the certificates of the system are trusted.
+    """The server and the key of requests. ``url`` has no slash at its end. If ``ssl_context`` is
+    None, the certificates of the system are trusted.
     """
 
     url: str
@@ -53,7 +53,7 @@ class Target(NamedTuple):
 
 
 def contexts_file() -> Path:
-    """Return the path of the contexts file. Raise `Invalid` without a home directory."""
+    """Return the path of the contexts file. Raise `Invalid` if the user has no home directory."""
     try:
         base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     except RuntimeError:  # the user has no home directory

@@ -148,7 +148,7 @@ def async_sent() -> AsyncSent[Any]:
 
 class AsyncBackground:
     """A task that runs in the background from `_begin` to `_end`. It runs in the caller's loop, so
-    code that computes for long must do that in a thread.
+    long computations must run in a thread.
     """
 
     def __init__(self, name: str) -> None:

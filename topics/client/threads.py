@@ -188,8 +188,9 @@ class Background:
 
 
 class Sending(Background):
-    """The base class of `Producer` and `Publisher`: a thread that need not be in a ``with`` block.
-    Records that are not flushed when the program exits are sent then, for up to `EXIT_FLUSH_MAX_S`.
+    """The base class of `Producer` and `Publisher`: a thread, which does not require a ``with``
+    block. Records that are not flushed when the program exits are sent then, for up to
+    `EXIT_FLUSH_MAX_S`.
     """
 
     _run: Callable[[], None]

@@ -114,7 +114,7 @@ Event: TypeAlias = Record | Tombstone | CaughtUp | TopicDeleted
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an append (§2). ``deduped``: the idempotency key was known, so nothing was
-    appended and the seqs are those of the first append.
+    appended and the seqs belong to the first append.
     """
 
     topic: str = ""

@@ -4,7 +4,7 @@
        '<--- the stream ends, or is silent for two heartbeats <----'
 
 The cursors contain each topic's seq and epoch, so a stream that is opened again continues exactly
-where the last one was, even if the server was restarted.
+where the last one ended, even if the server was restarted.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class WatchState:
 
     def done(self, shown: PositionedEvent) -> None:
         """Advance the position after the caller has handled an event. A deleted topic is removed
-        from the watch, because a later topic of its name is another one.
+        from the watch, because a later topic of the same name is a different topic.
         """
         topic = shown.event.topic
         if isinstance(shown.event, TopicDeleted):

@@ -173,8 +173,8 @@ def digest_of(secret: bytes | bytearray | memoryview) -> bytes:
     return hashlib.sha256(secret).digest()
 
 
-# The functions below parse an entry in place. They copy a field only after they know that it
-# contains no secret.
+# The functions below parse an entry in place. They copy a field only if it is certain that the
+# field contains no secret.
 
 
 def _principal(position: int, buffer: bytearray, start: int, end: int) -> Principal:

@@ -1,5 +1,5 @@
-"""Losses: records that a topic has lost by a restart or by damage, and seqs that it skips because
-the source of a router has lost records. Readers get tombstones for them.
+"""Losses: records that a topic has lost in a restart or through damage, and seqs that it skips
+because the source of a router has lost records. Readers get tombstones for them.
 
     cause    ranges among live records  below them    reason in the tombstone
     restart  ``Topic.losses``           loss_floor    mixed

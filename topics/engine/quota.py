@@ -32,12 +32,12 @@ class SharedCount(Protocol):
     """The amount that this shard holds of a cap that all shards share."""
 
     def take(self, most: int, amount: int = 1) -> bool:
-        """Hold ``amount`` more. Return False without a change if all shards together would hold
-        more than ``most``. A ``most`` of 0 means that there is no cap.
+        """Take ``amount``. Return False and change nothing if all shards together would hold more
+        than ``most``. A ``most`` of 0 means that there is no cap.
         """
 
     def release(self, amount: int = 1) -> None:
-        """Hold ``amount`` less."""
+        """Release ``amount``."""
 
     def total(self) -> int:
         """Return the amount that all shards hold together."""

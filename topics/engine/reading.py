@@ -116,7 +116,7 @@ class _Reader:
         a loss or damage                report the gap; a page with records ends before it
         an entry without live records   skip it
         deleted records                 skip them
-        records for the reader          add those that fit into the page
+        records for the reader          add the records that fit into the page
 
     ``seq`` is the next seq to examine. ``_at`` is the index of the entry that contains it, or of
     the next entry. ``_end`` is the index after the last entry to examine. ``_cut_at`` is the index
@@ -132,7 +132,7 @@ class _Reader:
         self._topic, self._request, self._store, self._page = topic, request, store, page
         self._index = topic.index
         is_filtered = request.nodes and topic.committed.dedupe_node
-        # Without ``dedupe_node``, all readers get all records, and the filter of nodes has no
+        # If ``dedupe_node`` is not set, all readers get all records, and the node filter has no
         # effect (§4).
         self._nodes = json_nodes(request.nodes) if is_filtered else frozenset[bytes]()
         self._budget = request.max_batch_bytes
@@ -214,7 +214,7 @@ class _Reader:
             self._scanned += 1
             self._pass_to(end, end)
             return True
-        # Damage shows only when the entry is read. Find the damaged records, and let the next
+        # Damage is detected only when the entry is read. Find the damaged records, and let the next
         # step report them in order.
         try:
             return self._take_records(first_seq, end, locator)
@@ -274,8 +274,8 @@ class _Reader:
                 at += 1
         except Unreadable:
             pass  # `_step` reads the entry again and reports the damage
-        # Update the page and the position once, also after damage: the chunks that were taken
-        # before it are intact.
+        # Update the page and the position once, even after damage, because the chunks that were
+        # taken before the damage are intact.
         page.count += scanned
         page.scanned += scanned
         self._scanned += scanned

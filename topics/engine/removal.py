@@ -31,8 +31,8 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     index = topic.index
     if seq <= topic.start_seq:
         return 0
-    # First the entry that contains ``seq``, which loses only a part. Its flags and counters refer
-    # to its position in the index, which `drop` would change.
+    # Only a part of the entry that contains ``seq`` is removed. Start with it, because its flags
+    # and counters refer to its position in the index, which `drop` would change.
     stop = index.find(seq)
     last = _cut_entry(topic, stop, seq, store) if stop < len(index) else 0
     if stop:
@@ -47,7 +47,7 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
         store.release_later(index.locators(sealed, stop))
         index.drop(stop)
     topic.start_seq = seq
-    # ``seq`` may be a deleted record or lie between two entries. `settle` continues to the first
+    # ``seq`` may be a deleted record or a seq between two entries. `settle` continues to the first
     # live one.
     settle(topic, store)
     if topic.jobs is not None:
@@ -61,8 +61,8 @@ def count_below(topic: Topic, seq: int, store: Store) -> int:
     if seq <= start_seq:
         return 0
     stop = index.find(seq)
-    # The entries before ``stop`` are removed completely. Of the entry that contains ``seq``, only
-    # some records are.
+    # The entries before ``stop`` are removed completely. Only some records of the entry that
+    # contains ``seq`` are removed.
     count = topic.count - _totals_from(topic, stop)[0]
     if stop < len(index):
         first_seq, _, _, size = index.entry(stop)
@@ -210,8 +210,8 @@ def begin_at(topic: Topic, start: int) -> None:
     while topic.trimmed and topic.trimmed[0].first < start:
         topic.trim_floor = max(topic.trim_floor, topic.trimmed[0].last + 1)
         topic.trimmed = topic.trimmed[1:]
-    # Ranges of records in memory are needed only to compute the losses of a restart. Without live
-    # records there is nothing to lose.
+    # Ranges of records in memory are needed only to compute the losses of a restart. If no record
+    # is live, nothing can be lost.
     while topic.resident and topic.resident[0].last < start:
         topic.resident = topic.resident[1:]
     # Drop the tag indexes that only have seqs below the start.
@@ -234,7 +234,7 @@ def _drop_dead_entries(topic: Topic, store: Store) -> None:
 
 def _first_live_seq(topic: Topic, store: Store) -> int:
     """Return the first live seq, or the seq after the head."""
-    # Without entries, all records up to the head were removed.
+    # If there are no entries, all records up to the head were removed.
     if not len(topic.index):
         return max(topic.start_seq, topic.head_seq + 1)
     first_seq, count, locator, _ = topic.index.entry(0)
@@ -309,8 +309,8 @@ def _delete_in_entry(topic: Topic, at: int, chunks: list[IndexRun], store: Store
         for start, stop in live:
             count += stop - start
             size += ends[stop - 1] - (ends[start - 1] if start else 0)
-    # If all named records were deleted before, nothing is written, so that a repeated delete is
-    # free.
+    # If all of these records were deleted before, nothing is written, so that a repeated delete
+    # costs nothing.
     if count:
         store.flag_deleted(locator, total, live, size)
         _take(topic, at, count, size)

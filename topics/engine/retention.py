@@ -1,4 +1,4 @@
-"""Retention: the caps and the maximum age decide which records a topic keeps (§0.7, §1.1).
+"""Retention: the caps and the maximum age determine which records a topic keeps (§0.7, §1.1).
 
 Caps are applied when a write or a config is committed. The age is applied when a config is
 committed and before every response. The oldest records are removed first, even if they are leased.
@@ -156,7 +156,7 @@ def expire(topic: Topic, now_ts: int, store: Store) -> None:
 
 
 def next_expiry(topic: Topic, store: Store) -> int | None:
-    """Return the time at which `expire` has records to remove (wall ms), or None if it never has.
+    """Return the time at which `expire` will have records to remove (wall ms), or None if never.
 
     Records that cannot be read expire together with the records after them.
     """
@@ -166,7 +166,7 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
     # The first entry is the oldest, because `$ts` never decreases.
     first_seq, _, locator, _, ts = index.full_entry(0)
     start = topic.start_seq - first_seq
-    # The beginning of the extent is removed already, so its time is not that of the entry.
+    # The beginning of the extent has been removed, so the time of the entry is too early.
     if start > 0 and is_extent(locator):
         try:
             ts = _ts(store.records(locator), start)
@@ -181,7 +181,7 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
 def _first_not_before(topic: Topic, ts: int, store: Store) -> int:
     """Return the seq of the first record with a `$ts` of ``ts`` or later."""
     index = topic.index
-    # The entry before the found one may contain records on both sides.
+    # The entry before the found one may contain both older and younger records.
     at = index.find_ts(ts) - 1
     if at < 0:
         return topic.start_seq

@@ -137,8 +137,9 @@ def job_items(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict
     dropped, too.
 
     If leases are not logged, only the checkpoint of a clean shutdown (``is_last``) contains
-    deliveries, delays of nacks and errors. If the process is killed before the next checkpoint, the
-    next startup restores their state as of that shutdown. After a later checkpoint they are lost.
+    deliveries, delays after nacks and errors. If the process is killed before the next checkpoint,
+    the next startup restores their state as of that shutdown. After a later checkpoint they are
+    lost.
     """
     if topic.jobs is not None:
         ledgers = topic.jobs.ledgers(
@@ -152,8 +153,8 @@ def job_items(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict
 def key_items(topic: Topic, now: Now) -> Iterator[bytes | None]:
     """Yield the valid idempotency keys that no segment contains, each as a `KEY_ROW`.
 
-    No segment contains a key if no record of its write is left. None is yielded for a key that is
-    not included. The topic may change between two steps.
+    No segment contains a key if no record of its write is left. For each key that is not included,
+    None is yielded. The topic may change between two steps.
     """
     for digest, first_seq, count, at_ms in topic.dedupe.rows(
         now.ms, topic.config.idempotency_window_ms

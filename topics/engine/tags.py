@@ -2,9 +2,10 @@
 memory. It is dropped completely when the file is sealed.
 
 Tags are JSON strings. The index is a list of blocks of 4,096 tags each. A block is a dict from
-tag to seqs. When it is full, its tags are sorted once. This is the longest work in an append,
-because no table of all tags grows and no tables are merged. A lookup searches every block for a
-tag, or by bisection for a prefix. A million tags are 250 blocks, which take about a millisecond.
+tag to seqs. When it is full, its tags are sorted once. This is the longest step of an append,
+because there is no table of all tags that grows and tables are never merged. A lookup searches
+every block for a tag, or by bisection for a prefix. A million tags are 250 blocks, which take about
+a millisecond.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Topic:
 
     @property
     def may_expire(self) -> bool:
-        """Return whether `ShardEngine.expire` may have something to do."""
+        """Return whether `ShardEngine.expire` may have an effect."""
         return self.committed.ttl_ms > 0 or self.floor_due
 
     def note_pending_key(self, key: str, change: object) -> None:

@@ -79,7 +79,7 @@ class TopicTable:
     def new_topic(self, name: str, config: TopicConfig, now: Now) -> Topic:
         """Return a new incarnation of this name, without adding it to the table.
 
-        Its id and epoch are higher than those of all earlier topics of this shard.
+        Its id and epoch are higher than the ids and epochs of all earlier topics of this shard.
         """
         return Topic(
             self.last_id + self.shards,

@@ -95,7 +95,7 @@ class Links:
             memory.ring_doorbells()
 
     def keep(self, process: ProcessId) -> None:
-        """Close the doorbells of all links except those of ``process``. Called in that child."""
+        """Close the doorbells of all links of other processes. Called in the child ``process``."""
         for memory in self._memories:
             if process not in memory.ends:
                 memory.close()
@@ -132,7 +132,9 @@ class Child:
 
     @property
     def has_heartbeat(self) -> bool:
-        """Whether the process has sent a heartbeat since the fork. First it imports modules."""
+        """Whether the process has sent a heartbeat since the fork. It imports modules before the
+        first one.
+        """
         return self.cells.heartbeat_ms != self._heartbeat_ms_before
 
     def begin(self, now: float) -> None:

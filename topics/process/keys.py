@@ -9,8 +9,8 @@ A secret is overwritten in memory as soon as it is hashed. This module must neve
 secret, and no error message may contain one.
 
                   files stay as they are for SETTLE_S
-    idle ──SIGHUP──▶ settling ────────────────────────▶ read ──right──▶ published, logged
-                      ▲    │ they change, for              └───wrong──▶ logged and counted; the
+    idle ──SIGHUP──▶ settling ────────────────────────▶ read ──valid──▶ published, logged
+                      ▲    │ they change, for              └─invalid──▶ logged and counted; the
                       └────┘ GIVE_UP_S at most                          earlier keys stay
 
 An operator may send the signal while an editor is still writing the file. An incomplete file can be
@@ -122,16 +122,16 @@ def key_files(environ: MutableMapping[str, str]) -> Iterator[KeyFile]:
 def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Check a key file for the command line. Returns its keys and its errors.
 
-    Each key has its line, alias and rights; ``prefixes`` None permits all names. Each error names
-    its line. Raises OSError if the file cannot be read.
+    Each key has its line, alias and rights; ``prefixes`` None permits all names. Each error
+    contains its line number. Raises OSError if the file cannot be read.
     """
     text = bytearray(KEY_FILE_MAX_BYTES + 1)
     length = _read_into(path, text, again=False)
     if length > KEY_FILE_MAX_BYTES:
         return [], [f"the file is longer than {KEY_FILE_MAX_BYTES} bytes"]
     found, mistakes, lines = [], [], dict[bytes, int]()
-    # Read line by line, so that an error can name its line. The server itself reads the file at
-    # once.
+    # Read line by line, so that an error can contain its line number. The server itself reads the
+    # file in one pass.
     for number, line in enumerate(text[:length].split(b"\n"), start=1):
         if line.lstrip(b" \t").startswith(b"#") or not _ANYTHING.search(line):
             continue
@@ -156,7 +156,8 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def pop_environment_keys(environ: MutableMapping[str, str]) -> bytearray:
     """Remove TOPICS_API_KEYS from the environment and return its value.
 
-    The copies of the value in memory are overwritten, also the one that /proc/PID/environ shows.
+    The copies of the value in memory are overwritten, including the one that /proc/PID/environ
+    shows.
     """
     if API_KEYS not in environ:
         return bytearray()
@@ -185,7 +186,7 @@ def _read_keys(path: Path, *, again: bool) -> bytearray:
         length = _read_into(path, text, again=again)
         if length > KEY_FILE_MAX_BYTES:
             raise ValueError(f"the file is longer than {KEY_FILE_MAX_BYTES} bytes")
-    # The buffer may contain secrets, also if the file is invalid.
+    # The buffer may contain secrets, even if the file is invalid.
     except BaseException:
         text[:] = bytes(len(text))
         raise
@@ -286,7 +287,8 @@ class KeyReload:
         if access is None:
             raise ValueError("the key files keep changing")
         changes = _changes(self._access, access)
-        # Publish only if something differs, so that the front does not drop its caches for nothing.
+        # Publish only if something differs, so that the front does not drop its caches
+        # unnecessarily.
         if any(changes.values()):
             self.table.publish(access)
             self._access = access

@@ -19,8 +19,8 @@ sealed``, ``disk full``. All variables are fields. Their names end with the unit
 
 A line never contains a token or a query string, not even in a record of a library. Logging never
 raises or blocks. A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted,
-and the number of dropped lines is logged when writing succeeds again. A line that was only written
-in part is counted, too, and the next line starts on a new line.
+and the number of dropped lines is logged when writing succeeds again. A line that was only partly
+written is counted, too, and the next line starts on a new line.
 
 Other programs may share stderr, so this module never sets its file description to non-blocking:
 
@@ -262,7 +262,7 @@ class DescriptorSink:
     def __init__(self, fd: int) -> None:
         self.dropped = 0  # number of dropped lines since the last report
         self.fd, self._send, self._close = _open(fd)
-        self._is_line_incomplete = False  # The last line was written in part, without its line end.
+        self._is_line_incomplete = False  # The last line was written partly, without its line end.
 
     def write(self, line: str) -> bool:
         """Write ``line``, which has no line end, and return whether it was written completely.
@@ -306,7 +306,7 @@ def open_missing_descriptors() -> None:
             assert found == fd, "the lowest free descriptor is taken"
             os.set_inheritable(fd, True)
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        # Python sets the stream to None if its descriptor was closed at the start.
+        # Python sets the stream to None if its descriptor was closed at startup.
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w", closefd=False))
 
@@ -336,7 +336,7 @@ def _nothing() -> None: ...
 
 
 def _write_what_fits(pipe: int, data: bytes) -> int:
-    """Write as much to a blocking pipe as it takes without blocking. Returns the byte count."""
+    """Write as much to a blocking pipe as it accepts without blocking. Returns the byte count."""
     sent = 0
     while sent < len(data) and _has_space(pipe):
         sent += os.write(pipe, data[sent : sent + PIPE_BUF])

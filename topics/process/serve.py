@@ -1,7 +1,7 @@
 """The command ``serve``: starts a server and runs its supervisor until the server stops.
 
 It opens the data directory, creates the listening socket and the resources that the processes
-share, and then becomes the parent of all processes. All conditions that prevent a start are checked
+share, and then becomes the parent of all processes. All conditions that prevent startup are checked
 before the first fork. A failed check causes one log line and an exit code
 (`topics.errors.ExitCode`). The parent imports the modules that several children use before it forks
 them:
@@ -10,7 +10,7 @@ them:
     front                                └─ imports its own ─ serves
     shards                                                                       └─ recover, serve
 
-So on two cores the modules of the front and those of the shards are imported in parallel. The
+So on two cores the modules of the front and the modules of the shards are imported in parallel. The
 parent only imports the shared modules. It starts no thread and no event loop and calls no function
 of these modules. It never imports the modules of the front, so it contains no code that parses data
 from clients. A shared module must not read a clock or generate a random number during its import,
@@ -128,7 +128,7 @@ def serve(
     except (Fenced, OSError) as error:
         log.critical("start failed", reason=str(error))
         return ExitCode.FAILED
-    # The stored number of shards wins, because topics are distributed by it.
+    # The stored number of shards takes precedence, because topics are distributed by it.
     settings = _with_stored_shards(settings, directory.shards)
     log.info("file limit set", soft_limit=file_limit, previous_limit=soft_limit)
     if (refusal := _file_limit_error(settings.shards, file_limit)) is not None:

@@ -74,7 +74,7 @@ def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int
         cells.progress_ppm = int(share * 1e6)
         cells.heartbeat_ms = time.monotonic_ns() // 1_000_000
 
-    # First of all, because a recovery in a wrong directory would find only some of the files.
+    # Wait first, because a recovery in a wrong directory would find only some of the files.
     _wait_for_directory(folders, cells)
     began = time.monotonic()
     try:
@@ -156,7 +156,7 @@ async def _serve(
     settings: Settings, board: Board, links: Sequence[LinkMemory], index: int, shard: RecoveredShard
 ) -> None:
     loop = ShardLoop(shard, index, board, limits_of(settings))
-    # SIGTERM sets the event. `loop.run` then answers the requests in flight and returns.
+    # SIGTERM sets the event. `loop.run` then completes the requests in flight and returns.
     stop = trio.Event()
     on_sigterm(stop.set)
     async with trio.open_nursery() as nursery:
@@ -168,15 +168,15 @@ async def _serve(
         )
         await loop.run(own, stop)
         nursery.cancel_scope.cancel()
-    # All requests are answered now. The checkpoint is the last write of this process.
-    # First the log, then the checkpoint that contains all of it.
+    # All requests are complete now. The checkpoint is the last write of this process.
+    # Stop the log first, then write the checkpoint that contains all of it.
     try:
         shard.wal.stop()
     except DirectoryLost as error:
         loop.context.disk_space.show(error)
-    # The disk or the directory has failed. A checkpoint would not be written either.
+    # The disk or the directory has failed. A checkpoint could not be written either.
     if loop.context.disk_space.broken is None:
         try:
             loop.services.sealing.write_last()
-        except OSError as error:  # The next start replays more of the log instead.
+        except OSError as error:  # The next startup replays more of the log instead.
             log.warning("last checkpoint not written", error=str(error))

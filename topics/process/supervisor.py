@@ -1,18 +1,18 @@
-"""The supervisor: the parent of all processes of a server. It forks the processes, restarts those
-which die, and stops them in order.
+"""The supervisor: the parent of all processes of a server. It forks the processes, restarts
+processes that die, and stops all of them in order.
 
 The supervisor is synchronous: it has no event loop and no threads, so it can fork at any time. It
 waits only for signals, with a timeout.
 
                     death: DOWN, new session,                       SIGTERM, SIGINT, or no shard
-                    back-off, fork again                            is left that has good data
+                    back-off, fork again                            is left with intact data
                        ┌──────┐                                              │
                        ▼      │                                              ▼
     start ─ fork ─▶  RUNNING ─┘  ─────────────────────────────▶  drain
 
 SIGHUP does not stop the server. It reloads the keys (`topics.process.keys`).
 
-The phases of a drain (the stop of the server) never go back:
+The phases of a drain (the shutdown of the server) only move forward:
 
     FRONT    draining is set, SIGTERM to the front
       │      it has ended, or 8/10 of drain_ms have passed
@@ -50,7 +50,7 @@ from topics.process.keys import KeyReload
 SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 FRONT_SHARE = 0.8  # the fraction of drain_ms for the front; the rest is for the shards
-# The time that a stop may take beyond drain_ms, because the kernel must free killed processes.
+# The time that a shutdown may take beyond drain_ms, because the kernel must free killed processes.
 STOP_EXTENSION_MS = 5_000
 
 log = structlog.get_logger()
@@ -132,7 +132,7 @@ class Supervisor:
         shard.is_damaged, shard.due = True, math.inf
         cells.state = ShardState.DAMAGED
         self._exit_code = max(self._exit_code, ExitCode.DAMAGED)
-        # Without any shard that serves, the server stops and reports the damage by its exit code.
+        # If no shard serves, the server stops and reports the damage by its exit code.
         if all(other.is_damaged for other in self._family.shards):
             self._shutdown.begin()
 
@@ -176,7 +176,7 @@ class Phase(IntEnum):
 
 
 class Shutdown:
-    """The stop of a server: its current phase and the transitions to the next one."""
+    """The shutdown of a server: its current phase and the transitions to the next one."""
 
     def __init__(self, family: Family, shared: Shared, drain_ms: int) -> None:
         self.phase = Phase.RUNNING
@@ -187,7 +187,7 @@ class Shutdown:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stop is complete and no child process exists."""
+        """Whether the shutdown is complete and no child process exists."""
         return self.phase >= Phase.SHARDS and not self._family.alive()
 
     @property
@@ -229,7 +229,7 @@ class Shutdown:
         if self.phase is Phase.FRONT and (not self._family.front.pid or self._is_due()):
             self.phase = Phase.SHARDS
             self._family.send(signal.SIGTERM, self._family.shards)
-        # This may follow in the same call, if the time is over.
+        # This may follow in the same call, if the time is up.
         if self.phase is Phase.SHARDS and self._is_due():
             self.phase = Phase.KILL
             if left := [child.name for child in self._family.alive()]:

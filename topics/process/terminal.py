@@ -3,7 +3,7 @@
     22:58:46 info     ready  http://127.0.0.1:4000  data topics-data (0 topics)
     22:59:02 error    process died: child shard 1, signal SIGKILL, uptime 16.2 s, retry in 0.0 s
 
-Process ids are omitted, and so are events that occur at every successful start and stop.
+Process ids are omitted, and so are events that occur at every successful startup and shutdown.
 """
 
 from __future__ import annotations

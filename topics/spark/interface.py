@@ -21,15 +21,15 @@ class Option(NamedTuple):
 
 
 OPTIONS: Final = (
-    Option("servers", "both", "", "the servers, `URL` or `NAME=URL,NAME=URL`; required without"
-           " the environment variable `TOPICS_URL`"),
+    Option("servers", "both", "", "the servers, `URL` or `NAME=URL,NAME=URL`; required unless"
+           " the environment variable `TOPICS_URL` is set"),
     Option("url", "both", "", "the same as `servers`"),
     Option("apiKeyFile", "both", "", "a file that contains the API key; the driver reads it"),
     Option("apiToken", "both", "", "the API key; Spark masks it in plans"),
     Option("apiKey", "both", "", "the API key; Spark shows it in plans"),
-    Option("caFile", "both", "", "a PEM file with the certificates that sign those of the servers"),
+    Option("caFile", "both", "", "a PEM file with the CA certificates for the servers"),
     Option("certFile", "both", "", "a PEM file with the certificate of the client"),
-    Option("keyFile", "both", "", "its private key, if `certFile` does not contain it"),
+    Option("keyFile", "both", "", "the private key of the client, unless `certFile` contains it"),
     Option("numRetries", "both", "60", "retries of a request; 60 take almost 10 minutes"),
     Option("connectTimeoutMs", "both", "5000", "timeout for a connection"),
     Option("readTimeoutMs", "both", "120000", "timeout for a response"),
@@ -40,7 +40,7 @@ OPTIONS: Final = (
     Option("subscribePattern", "read", "", "a regular expression that matches complete names of"
            " topics"),
     Option("assign", "read", "", 'the topics with the numbers of their servers, `{"TOPIC": [0]}`'),
-    Option("columns", "read", "all but `epoch`", "the columns, separated by commas"),
+    Option("columns", "read", "all except `epoch`", "the columns, separated by commas"),
     Option("startingOffsets", "read", "batch: `earliest`, stream: `latest`", "the first offset:"
            ' `earliest`, `latest` or `{"TOPIC": 42}`, where -2 is earliest and -1 is latest'),
     Option("endingOffsets", "read", "`latest`", "batch: the offset after the last one, as above"),
@@ -59,11 +59,11 @@ OPTIONS: Final = (
     Option("maxTriggerDelay", "read", "15m", "stream: how long `minOffsetsPerTrigger` may delay a"
            " micro-batch"),
     Option("node", "read", "", "omit the records of this writer"),
-    Option("includeHeaders", "read", "", "Kafka's; ignored, because `headers` is always available"),
-    Option("topic", "write", "", "the topic of all rows; required without a column `topic`"),
-    Option("jobId", "write", "", "batch: identifies the write, so that a repeated one appends"
+    Option("includeHeaders", "read", "", "ignored option of Kafka; `headers` is always available"),
+    Option("topic", "write", "", "the topic of all rows; required if there is no column `topic`"),
+    Option("jobId", "write", "", "batch: identifies the write, so that repeating it appends"
            " nothing twice"),
-    Option("node", "write", "", "the writer of rows without a column `node`"),
+    Option("node", "write", "", "the writer of all rows if there is no column `node`"),
     Option("batchRecords", "write", "5000", "the maximum number of records per request"),
     Option("batchBytes", "write", "4194304", "the maximum number of bytes per request"),
     Option("createTopic", "write", "true", "whether to create an absent topic"),
@@ -82,7 +82,7 @@ COLUMNS: Final = {
     "timestamp": "the time of the append",
     "node": "the writer; null for none",
     "headers": "`meta`, a JSON object or its members; null for none",
-    "epoch": "distinguishes the topic from deleted ones of the same name",
+    "epoch": "distinguishes the topic from deleted topics of the same name",
     "delay_ms": "of a queue: ms until the job may be claimed; null for none",
     "deliver_at": "of a queue: when the job may be claimed; BIGINT: ms since 1970; null for none",
 }

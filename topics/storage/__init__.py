@@ -5,8 +5,8 @@ Order of syncs. A crash between any two steps leaves all files that the newest i
 refers to, and possibly other files, which the next startup removes.
 
     seal, merge extents, flags, directory -> fdatasync -> rename -> sync folder -> install in
-                memory; the next checkpoint, after all topics are installed, names the new segment,
-                and not the log file or the segments that it replaces
+                memory; the next checkpoint, after all topics are installed, refers to the new
+                segment instead of the log file or the segments that it replaces
     delete      DELETE frame -> fdatasync the log -> delete flags into the segment -> fdatasync it,
                 at the next checkpoint
     checkpoint  chunks into a temporary file; log -> fdatasync up to an LSN; delete flags up to this

@@ -7,8 +7,8 @@ or not at all.
 
 A restore that is refused or fails leaves no files. A server that starts in the new directory
 continues as if it had been killed at the moment of the backup. The shards are started and stopped
-here without a server, because only a restore knows that each log is complete up to its end. Startup
-on another machine would assume that a power loss may have cut the log.
+here without a server, because each log is known to be complete up to its end only during a restore.
+Startup on another machine would assume that a power loss may have cut the log.
 
 As new: each topic gets its next epoch, so that readers notice that their cursors belong to another
 incarnation. The checkpoint of each shard then has the new epochs, and all other checkpoints are
@@ -140,7 +140,7 @@ def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
 
     Without this space the server would refuse appends.
     """
-    # The sum of the files that the first start creates in each shard: log file, reserve and
+    # The sum of the files that the first startup creates in each shard: log file, reserve and
     # checkpoint.
     needed = 0
     for shard in range(shards):
@@ -155,7 +155,7 @@ def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
     found = os.statvfs(staging)
     free, needed = found.f_bavail * found.f_frsize, needed + MARGIN_BYTES
     if not found.f_blocks or free >= needed:
-        # A file system that reports no blocks does not know its size. Then there is no warning.
+        # If a file system reports no blocks, its size is unknown. In this case there is no warning.
         return []
     wanted = f"with less than {-(-needed >> 20)} MiB a server refuses appends (disk_full)"
     return [f"{directory}: only {free >> 20} MiB of the disk are free; {wanted}"]
@@ -239,7 +239,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
         raise NotABackup(str(error)) from error
     except BAD_TAR as error:
         raise NotABackup(f"it is truncated or not a tar archive: {error}") from error
-    # The manifest is written last. Without it the backup was interrupted.
+    # The manifest is written last. If it is missing, the backup was interrupted.
     if manifest is None:
         raise NotABackup("it is truncated or not a backup: no manifest at its end")
     _compare(found, manifest)
@@ -310,7 +310,7 @@ def _complete(folder: Path, manifest: Manifest) -> None:
         raise NotABackup(f"its file meta is missing or damaged: {error}") from error
     if shards != manifest.shards:
         raise NotABackup("its manifest belongs to another server")
-    # A backup contains a checkpoint of each shard. Without it the log could not be replayed.
+    # A backup contains a checkpoint of each shard, without which the log cannot be replayed.
     for shard in range(shards):
         if not own_files(folder / "checkpoint" / f"{shard:02d}", CHECKPOINT):
             raise NotABackup(f"it has no checkpoint of shard {shard}")
@@ -380,7 +380,7 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
         _stop_shard(shard, epochs, skip_seqs(shard.engine.table, skip, now) if skip else [], now)
     # All new epochs are known only after the last shard, and a checkpoint may refer to topics of
-    # others.
+    # other shards.
     for number in range(shards if as_new else 0):
         _write_renewed(folder / "checkpoint" / f"{number:02d}", by_id, epochs)
 
@@ -392,7 +392,7 @@ def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: N
     """
     table, wal = shard.engine.table, shard.wal
     frames = [*shard.unwritten_frames, *more]
-    # A router remembers the epoch of its source. With the old epoch, it would treat the source as
+    # A router stores the epoch of its source. With the old epoch, it would treat the source as
     # deleted.
     for router in [*table.routers.by_id.values()]:
         if epoch := epochs.get((router.source, router.source_epoch)):
@@ -411,7 +411,7 @@ def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: N
     numbers = sorted(kept.segments, key=lambda each: shard.segments.segments[each].header.base)
     known = {"segments": numbers, "boot": shard.boot}
     items = checkpoint_items(table, known, lambda _: wal.next_lsn, lambda: now, is_last=True)
-    # With ``clean``, the next start knows that the log is complete up to this LSN.
+    # With ``clean``, the next startup treats the log as complete up to this LSN.
     checkpoints.write(
         shard.folders.checkpoint,
         wal.next_lsn,
@@ -428,7 +428,8 @@ def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> No
     checkpoints.write(
         folder, newest.lsn, newest.replay_from, _renewed(newest, by_id, epochs), clean=True
     )
-    # An older checkpoint has the old epochs. A start that fell back to it would bring them back.
+    # An older checkpoint has the old epochs. If startup fell back to it, it would restore the old
+    # epochs.
     for other in (newest, *others):
         other.path.unlink(missing_ok=True)
     sync_directory(folder)

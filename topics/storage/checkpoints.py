@@ -115,8 +115,8 @@ class CheckpointWriter:
         number = int(self._earlier[0].stem, 16) + 1 if self._earlier else 1
         self.path = folder / f"{number:016x}{SUFFIX}"
         self._temporary_path = self.path.with_name(self.path.name + ASIDE)
-        # The file descriptor, and the end of the written part. The header has its place at the
-        # beginning, and is written last, so that an unfinished file is never intact.
+        # The file descriptor, and the end of the written part. The header is at the beginning of
+        # the file, but it is written last, so that an unfinished file is never intact.
         self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
         self._has_reserve = False  # whether the temporary file was the reserve
         try:
@@ -150,7 +150,7 @@ class CheckpointWriter:
                 self.path.unlink(missing_ok=True)
             raise
         self._close()
-        # The new checkpoint is durable. Failures from here on cost only space.
+        # The new checkpoint is durable. Failures from here on only waste space.
         with contextlib.suppress(OSError):  # the next checkpoint tries again
             # Keep an intact checkpoint, because startup would need it if the new one is damaged.
             kept = next((old for old in self._earlier if is_intact(old)), None)
@@ -193,7 +193,7 @@ class CheckpointWriter:
         os.ftruncate(self._fd, self._end)
         try:
             os.fdatasync(self._fd)
-        # Some file systems allocate at the sync, so a full disk may show only here.
+        # Some file systems allocate at the sync, so a full disk may be detected only here.
         except OSError as error:
             self._move_into_reserve(error)
             os.ftruncate(self._fd, self._end)
@@ -207,7 +207,7 @@ class CheckpointWriter:
 
         Raise ``error`` again if the disk is not full or the reserve is missing.
         """
-        # Only a full disk is helped by the reserve.
+        # The reserve helps only if the disk is full.
         if error.errno not in FULL or not self._reserve.exists():
             raise error
         fd = _open(self._reserve, 0)
@@ -355,7 +355,7 @@ def _read_if_possible(path: Path, heartbeat: Heartbeat) -> Checkpoint | None:
     try:
         return read(path, heartbeat)
     # A disk that cannot read a file makes this checkpoint unusable. Other errors are temporary,
-    # and a start must not skip a good checkpoint because of them.
+    # and startup must not skip an intact checkpoint because of them.
     except OSError as error:
         if error.errno not in FILE_ERRORS:
             raise

@@ -15,8 +15,8 @@ the shards stop writing.
     offset  size  field       meaning
     0       8     magic       "topicsdd"
     8       4     version     of everything in the directory
-    12      4     shards      how many shards topics are spread over, by a hash; never changes
-    16      4     promotions  how often a standby of this data was promoted (``promote.py``)
+    12      4     shards      number of shards; a hash assigns topics to them; never changes
+    16      4     promotions  number of promotions of standbys of this data (``promote.py``)
     20      4     crc32c      of bytes 0..20
 """
 
@@ -120,7 +120,7 @@ class DataDirectory:
         _refuse_foreign_files(
             path
         )  # before LOCK is created, so that a foreign directory is unchanged
-        # All of them are inherited by the children, and with them the locks.
+        # The children inherit all of these descriptors, and with them the locks.
         self._descriptors: list[int] = []
         try:
             # Lock the directory first. A second server fails here, before it changes any file.
@@ -130,7 +130,8 @@ class DataDirectory:
             stored = read_meta(path)
             self.is_new = stored is None
             self.shards, self.promotions = stored or Meta(shards)
-            # Only a new directory gets its settings from this start. Later the stored ones apply.
+            # Only a new directory gets its settings from this startup. Later, the stored settings
+            # apply.
             if self.is_new:
                 _sync_above(path)
                 write_meta(path, shards)

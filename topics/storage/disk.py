@@ -1,6 +1,6 @@
 """Durable files: the system calls that are needed in addition to open and write.
 
-Functions in this module never ignore an error of a write or a sync. An operation that the file
+Functions in this module never ignore a failed write or sync. An operation that the file
 system does not support is replaced by a slower one, or skipped if it only saves space.
 """
 
@@ -21,7 +21,7 @@ from topics.formats.disk.versions import HEAD, VERSION_AT, other_version
 from topics.storage.folders import shown
 
 IOV_MAX = 1024  # the maximum number of buffers for one pwritev
-# For one advice, the kernel reads at most its own read-ahead size, which has this default.
+# For one call of posix_fadvise, the kernel reads at most its read-ahead size. This is its default.
 ADVICE_BYTES = 128 * 1024
 MARGIN_BYTES = 1 << 20  # free space that must remain after a file is preallocated
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

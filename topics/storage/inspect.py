@@ -170,7 +170,7 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
     if found is None:
         yield "offset 0: is not a complete checkpoint"
         return
-    end = ", of an orderly stop" if found.clean else ""
+    end = ", of a clean shutdown" if found.clean else ""
     yield f"checkpoint at {found.lsn:#x}, replay from {found.replay_from:#x}{end}"
     yield from (f"{name}: {value!r}" for name, value in found.shard.items())
     yield f"topics: {sum(1 for _ in found.topics())}"

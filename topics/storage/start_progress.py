@@ -30,7 +30,7 @@ class StartProgress:
         self._report(self.share)
 
     def over(self, items: Iterable[Item], every: int = ITEMS) -> Iterator[Item]:
-        """Yield the items, and report after each ``every`` of them."""
+        """Yield the items, and report the progress once per ``every`` items."""
         for count, item in enumerate(items, 1):
             if not count % every:
                 self.heartbeat()

@@ -195,8 +195,8 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
 def _misplaced(
     data: memoryview, trailer: Trailer, entries: list[ExtentEntry]
 ) -> Iterator[tuple[int, str]]:
-    """Yield offset and reason for each part at a wrong offset, and for nonzero bytes between."""
-    # The parts of a segment follow on each other without gaps, except for alignment.
+    """Yield offset and reason for each misplaced part, and for nonzero bytes between parts."""
+    # The parts of a segment follow each other without gaps, except for alignment.
     at, flags_at = HEADER_USED_BYTES, trailer.flags_at
     for begin, end, alignment in _parts(trailer, entries):
         if begin != at + padding(at, alignment):

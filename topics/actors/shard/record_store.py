@@ -163,7 +163,6 @@ class RecordStore:
             self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
 
     def discard_prefetched(self) -> None:
-        """Discard which pages were prefetched, because the kernel may have evicted them."""
         """Clear the record of prefetched pages, because the kernel may have evicted them."""
         self._wal.reset_checked()
         self._segments.maps.reset_checked()

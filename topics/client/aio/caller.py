@@ -47,7 +47,7 @@ class AsyncCaller:
         await self.pool.close()
 
     def caller(self, *, timeout: float | None = None) -> AsyncCaller:
-        """Return a caller of the same server with one connection, whose calls may be aborted."""
+        """Return a caller for the same server with one connection, whose calls may be aborted."""
         caller = AsyncCaller(
             self.target,
             node=self.node,
@@ -60,8 +60,8 @@ class AsyncCaller:
         return caller
 
     async def call(self, call: Call[T], *, until: float = inf, retry: Retry | None = None) -> T:
-        """Send a call, and again while ``retry`` allows it and ``until``, of the monotonic clock,
-        is not reached. Raises `TopicsError`.
+        """Send a call, and repeat it while ``retry`` permits it and the time ``until`` (monotonic
+        clock) is not reached. Raises `TopicsError`.
         """
         attempts = Attempts(retry or self.retry, until)
         while True:

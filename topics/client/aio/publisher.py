@@ -58,7 +58,7 @@ class AsyncPublisher(AsyncSender):
         self._run_name = name
         self._unsent: deque[int] = deque()  # numbers of records, in order
         self._socket: Any = None
-        self._failure: TopicsError | None = None  # that ended the connection
+        self._failure: TopicsError | None = None  # the failure that ended the connection
 
     async def publish(
         self, topic: str, data: Any, **fields: Unpack[RecordFields]
@@ -101,7 +101,7 @@ class AsyncPublisher(AsyncSender):
             return bool(self._pending) and not self._stop.is_set()
 
     async def _connection(self, attempts: Attempts) -> TopicsError | None:
-        """Send all pending records over one connection. Return why it has ended."""
+        """Send all pending records over one connection. Return its failure, if any."""
         target = self._caller.target
         try:
             async with async_connect(
@@ -137,7 +137,9 @@ class AsyncPublisher(AsyncSender):
                     await socket.send(message, text=True)
 
     async def _next_messages(self) -> list[bytes]:
-        """Wait for records and return their messages. Return none if the connection is to end."""
+        """Wait for records and return their messages. Return an empty list if the connection must
+        end.
+        """
         async with self._changed:
             await self._changed.wait_until(
                 lambda: (

@@ -19,7 +19,7 @@ from topics.client.tasks import (
     shielded,
 )
 
-FAILURES_MAX: Final = 100  # that are reported; all are counted and logged
+FAILURES_MAX: Final = 100  # reported failures; all failures are counted and logged
 
 
 class Pending(NamedTuple):

@@ -72,7 +72,7 @@ class AsyncWatch:
     ) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
         self._attempts, self._stop = Attempts(client.retry_streams), AsyncStop()
-        self._shown: Iterator[PositionedEvent] = iter(())  # what remains of the stream's last event
+        self._shown: Iterator[PositionedEvent] = iter(())  # the rest of the stream's last event
         # The event that the loop has handled, once it requests the next one.
         self._handled: PositionedEvent | None = None
         self._stack: AsyncExitStack | None = None  # resources of the open stream
@@ -213,10 +213,11 @@ class AsyncCursor(AsyncBackground, Progress):
 
     An event counts as read when the loop requests the next one, or when the block ends without an
     exception. The position is saved within a second after it has changed, and at the end of the
-    block. An exception, Ctrl-C or a cancellation leaves its event to the next run.
+    block. After an exception, Ctrl-C or a cancellation, the next run receives the event again.
 
     The topic is created by the first save. It keeps one record and has the durability ``fsync`` if
-    the key has the scope admin. Otherwise create it before, or it keeps a record of each save.
+    the key has the scope admin. Otherwise create the topic first, or it keeps a record of each
+    save.
     """
 
     def __init__(self, client: AsyncCaller, name: str) -> None:

@@ -46,7 +46,7 @@ class Caller:
         self.pool.close()
 
     def caller(self, *, timeout: float | None = None) -> Caller:
-        """Return a caller of the same server with one connection, whose calls may be aborted."""
+        """Return a caller for the same server with one connection, whose calls may be aborted."""
         caller = Caller(
             self.target,
             node=self.node,
@@ -59,8 +59,8 @@ class Caller:
         return caller
 
     def call(self, call: Call[T], *, until: float = inf, retry: Retry | None = None) -> T:
-        """Send a call, and again while ``retry`` allows it and ``until``, of the monotonic clock,
-        is not reached. Raises `TopicsError`.
+        """Send a call, and repeat it while ``retry`` permits it and the time ``until`` (monotonic
+        clock) is not reached. Raises `TopicsError`.
         """
         attempts = Attempts(retry or self.retry, until)
         while True:

@@ -10,7 +10,7 @@
                 case Tombstone(): ...        # records were lost; the watch continues
 
 Calls are retried until `Retry.deadline` while the server is busy, restarts or cannot be reached.
-Watches, workers and publishers retry without end unless the client has a `Retry`. Objects may be
+Watches, workers and publishers retry indefinitely unless the client has a `Retry`. Objects may be
 used by several threads.
 """
 
@@ -41,9 +41,9 @@ class Topics(Streamer):
     its own records. ``timeout`` limits a request and ``connect_timeout`` the opening of a
     connection, both in seconds. If ``url`` or ``key`` is not given, the environment and the
     contexts file apply (`topics.client.settings`).
-    ``on_pause(failure, pause_s)`` is called after each failed attempt; without it, the logger
-    ``topics.client`` warns. ``ssl_context`` sets certificates for ``https://``. Proxies of the
-    environment are not used.
+    ``on_pause(failure, pause_s)`` is called after each failed attempt; by default, the logger
+    ``topics.client`` logs a warning. ``ssl_context`` sets certificates for ``https://``. Proxies of
+    the environment are not used.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Topic:
     ) -> values.Receipt:
         """Append payloads as one write (§2), each with the same ``tag``, ``meta``, ``delay`` or
         ``deliver_at``. ``records`` are complete records, with fields of their own. ``create`` and
-        ``config`` are those of §2.
+        ``config`` are described in §2.
 
         With a ``key``, all attempts append the records once; the default is a new key. With None,
         a request that may have arrived is not sent again.
@@ -177,8 +177,8 @@ class Topic:
             yield from reading.take(self.client.call(reading.call()))
 
     def since(self, when: datetime | float) -> int:
-        """Return the seq after which all records have at least this time, a datetime or s since
-        1970.
+        """Return the seq after which all records have at least this time, a datetime or seconds
+        since 1970.
         """
         search = calls.Search(self.name, self.state(), calls.ms_of(when))
         while not search.is_done:
@@ -186,8 +186,8 @@ class Topic:
         return search.low
 
     def delete(self, *, before: int | None = None, tag: str | None = None) -> values.Deleted:
-        """Delete the records before a seq, those with a tag, or both (§5). A ``*`` at the end of
-        the tag matches any characters.
+        """Delete the records before a seq, the records with a tag, or the records that match both
+        (§5). A ``*`` at the end of the tag matches any characters.
         """
         return self.client.call(calls.delete_records(self.name, before=before, tag=tag))
 
@@ -251,7 +251,7 @@ class Queue(Topic):
     def nack(
         self, node: str, *jobs: values.JobRecord, delay: float = 0.0, error: str | None = None
     ) -> list[int]:
-        """Release jobs, to be claimed again after ``delay`` s (§10.5). Return as `ack` does."""
+        """Release jobs, to be claimed again after ``delay`` s (§10.5). Return the same as `ack`."""
         settled = self.client.call(calls.nack(self.name, node, jobs, delay, error))
         return settled.skipped
 

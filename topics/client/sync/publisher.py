@@ -59,7 +59,7 @@ class Publisher(Sender):
         self._run_name = name
         self._unsent: deque[int] = deque()  # numbers of records, in order
         self._socket: Any = None
-        self._failure: TopicsError | None = None  # that ended the connection
+        self._failure: TopicsError | None = None  # the failure that ended the connection
 
     def publish(self, topic: str, data: Any, **fields: Unpack[RecordFields]) -> Sent[int]:
         """Append a payload with the ``fields`` of a record (§2) to ``topic``. Wait while too many
@@ -100,7 +100,7 @@ class Publisher(Sender):
             return bool(self._pending) and not self._stop.is_set()
 
     def _connection(self, attempts: Attempts) -> TopicsError | None:
-        """Send all pending records over one connection. Return why it has ended."""
+        """Send all pending records over one connection. Return its failure, if any."""
         target = self._caller.target
         try:
             with connect(
@@ -136,7 +136,9 @@ class Publisher(Sender):
                     socket.send(message, text=True)
 
     def _next_messages(self) -> list[bytes]:
-        """Wait for records and return their messages. Return none if the connection is to end."""
+        """Wait for records and return their messages. Return an empty list if the connection must
+        end.
+        """
         with self._changed:
             self._changed.wait_until(
                 lambda: (

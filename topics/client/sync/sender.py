@@ -20,7 +20,7 @@ from topics.client.threads import (
     shielded,
 )
 
-FAILURES_MAX: Final = 100  # that are reported; all are counted and logged
+FAILURES_MAX: Final = 100  # reported failures; all failures are counted and logged
 
 
 class Pending(NamedTuple):

@@ -71,7 +71,7 @@ class Watch:
     def __init__(self, client: Streamer, watching: WatchState, cursor: Cursor | None) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
         self._attempts, self._stop = Attempts(client.retry_streams), Stop()
-        self._shown: Iterator[PositionedEvent] = iter(())  # what remains of the stream's last event
+        self._shown: Iterator[PositionedEvent] = iter(())  # the rest of the stream's last event
         # The event that the loop has handled, once it requests the next one.
         self._handled: PositionedEvent | None = None
         self._stack: ExitStack | None = None  # resources of the open stream
@@ -212,10 +212,11 @@ class Cursor(Background, Progress):
 
     An event counts as read when the loop requests the next one, or when the block ends without an
     exception. The position is saved within a second after it has changed, and at the end of the
-    block. An exception, Ctrl-C or a cancellation leaves its event to the next run.
+    block. After an exception, Ctrl-C or a cancellation, the next run receives the event again.
 
     The topic is created by the first save. It keeps one record and has the durability ``fsync`` if
-    the key has the scope admin. Otherwise create it before, or it keeps a record of each save.
+    the key has the scope admin. Otherwise create the topic first, or it keeps a record of each
+    save.
     """
 
     def __init__(self, client: Caller, name: str) -> None:

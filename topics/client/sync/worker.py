@@ -14,8 +14,8 @@
                  '--the lease is lost------------> not settled: another worker may hold the job
 
 A background task of the worker (`topics.client.threads`) extends all leases when a third of their
-time has passed. Several threads may iterate over one worker. It claims as many jobs as iterators
-wait, so every claimed job is handled immediately.
+time has passed. Several threads may iterate over one worker. It claims at most one job for each
+waiting iterator, so every claimed job is handled immediately.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Job(HeldJob):
 
 
 class Worker(Working):
-    """Claims jobs and keeps their leases. With ``drain`` it ends when the queue is empty. Without
-    the server it waits, unless the client has a `Retry`.
+    """Claims jobs and keeps their leases. With ``drain`` it ends when the queue is empty. While the
+    server is unreachable it waits, unless the client has a `Retry`.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class Worker(Working):
         self._claims, self._attempts = client.caller(), Attempts(client.retry_streams)
         self._held: dict[str, Job] = {}  # by lease
         self._ready: list[Job] = []  # claimed, and not handed out yet
-        self._lock = threading.Lock()  # of both; never held while a request is sent
-        self._waiting = 0  # iterators
+        self._lock = threading.Lock()  # guards both; never held while a request is sent
+        self._waiting = 0  # number of waiting iterators
         self._claiming = Lock()
         self._counts_as_inflight = False
 
@@ -167,7 +167,7 @@ class Worker(Working):
                 self._waiting -= 1
 
     def _claim(self) -> bool:
-        """Claim jobs. Return whether there may be more."""
+        """Claim jobs. Return whether the queue may have more jobs."""
         wait_s = 0.0 if self._drain else calls.WAIT_S
         call = calls.claim(self._queue, self.node, self._waiting, self._lease_s, wait_s)
         try:

@@ -55,7 +55,7 @@ class Append(Change):
     - ``tags``: ``(index, tag)`` of each record that has a tag.
     - ``due``: the delivery time of each record (wall ms), 0 for immediate delivery; empty if no
       record has a delay.
-    - ``followers``: retries with the same key, which the caller answers together with this write.
+    - ``followers``: retries with the same key. The caller replies to them together with this write.
     """
 
     __slots__ = (
@@ -121,8 +121,8 @@ class Append(Change):
         topic.count += count
         topic.bytes += size
         topic.last_write_ts = ts
-        # Delays start now and not at the decision, because a job must not become due before it is
-        # readable.
+        # Delays start at the commit and not at the decision, because a job must not become due
+        # before it is readable.
         if self.due:
             _delay(topic, self.first_seq, self.due, now)
         # Move the key from the keys in flight to the dedupe window in one step, so that
@@ -139,8 +139,8 @@ class Append(Change):
             topic.logged_seq = topic.head_seq
         if self.tags:
             topic.note_tags(self.first_seq, self.tags, generation)
-        # Caps apply to committed records only. Applied earlier, an undone write would have
-        # evicted records for nothing.
+        # Caps apply to committed records only. If they were applied earlier, a write that is undone
+        # later would have evicted records for nothing.
         if topic.capped:
             apply_caps(topic, table.store)
 
@@ -163,8 +163,8 @@ class Append(Change):
             topic.drop_reservation(self.ceiling)
         if self.ts_ceiling:
             table.drop_ts_reservation()
-        # The topic was created by this write. Without the write, it must not exist or count as a
-        # topic.
+        # This write created the topic. If the write is undone, the topic must not exist or be
+        # counted.
         if self.created:
             table.undo_admit(topic)
 
@@ -197,7 +197,7 @@ def decide(
     elif body.config is not None:
         put_topic.check_inline_config(name, body.config)
     # Look up the key before any check of capacity, because a retry gets the first response even
-    # if the topic is full by now. A topic that is created here knows no keys.
+    # if the topic is full by now. A topic that is created here has no keys.
     if key is not None:
         duplicate = None if made else find_duplicate(topic, key, now)
         if duplicate is not None:
@@ -248,7 +248,7 @@ def decide_streamed(
     contains no records. The caller must make the records durable in a blob before it writes the
     frame.
 
-    Raise `TopicFull`, and the errors of `SharedCap.take`. Then no seqs are assigned.
+    Raise `TopicFull`, and the errors of `SharedCap.take`. In these cases no seqs are assigned.
     """
     assert not topic.pending, "the topic has no other pending change"
     check_topic_capacity(topic, len(body.records), size)
@@ -260,8 +260,8 @@ def decide_streamed(
     begin(change)
     change.due = due
     if topic.config.durability == "ephemeral":
-        # A reservation in flight may fail while the records are still being rendered. So only the
-        # durable reservation counts.
+        # A reservation in flight may still fail while the records are being rendered. So rely only
+        # on the durable reservation.
         reserve_for_memory(table, change, topic.reserved_seq, now)
     else:
         frame = external_append_frame(
@@ -395,7 +395,7 @@ def begin(change: Append) -> None:
         topic.note_pending_key(change.key, change)
     topic.last_ts = change.ts
     # From here on, the next decision of this topic sees the new seqs, although nothing is
-    # committed. This is how many writes of a topic share one group of the log.
+    # committed. This allows several writes of a topic to share one group of the log.
     topic.next_seq = next_seq = change.first_seq + change.count
     topic.pending_bytes += change.size
     topic.pending += 1
@@ -467,8 +467,8 @@ def replay(
     """Replay an APPEND frame. Return the topic, or None if the write is skipped.
 
     ``external_size`` is the number of bytes of the records if they are in a blob. ``generation`` is
-    the LSN at which the log file begins. Raise `StateMismatch` if the frame cannot follow on the
-    state.
+    the LSN at which the log file begins. Raise `StateMismatch` if the frame does not fit the
+    current state.
 
     ``checkpointed`` is as in `topics.engine.replay`: the checkpoint may contain the write
     already, or the deletion of its topic.
@@ -494,7 +494,7 @@ def replay(
     topic.head_seq = topic.logged_seq = next_seq - 1
     topic.count += count
     topic.bytes += size
-    if ts_ms >= topic.last_ts:  # the checkpoint may contain a later `$ts`, of records in memory
+    if ts_ms >= topic.last_ts:  # the checkpoint may contain a later `$ts` from records in memory
         topic.last_write_ts = topic.last_ts = ts_ms
     # The checkpoint states that records below `start_seq` were removed. The write may contain
     # some of them.

@@ -1,4 +1,4 @@
-"""Base of all changes. A change is a decision about one topic that waits until its frames are
+"""Base class of all changes. A change is a decision about one topic that waits until its frames are
 durable.
 
     decide  ->  Change  ->  (the caller makes its frames durable)  ->  commit

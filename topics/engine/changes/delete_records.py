@@ -10,7 +10,7 @@ killed between two slices, only the lowest seqs are deleted and no response is s
 
 Alternatives that were rejected: deleting 1.5 M of 3 M records in one step blocked the shard for
 6.6 s. A frame with the condition instead of runs would require the tags of records that no longer
-exist at the replay. One frame for all slices would have to record the progress.
+exist during the replay. One frame for all slices would have to record the progress.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class DeleteRecords(Change):
         self.deleted = 0
 
     def commit(self, table: TopicTable, /) -> None:
-        """Flag the records as deleted, or cut them off the index."""
+        """Flag the records as deleted, or remove them from the index."""
         self.uncount_pending()
-        # The difference of the counts is exact, also if some of the records were removed since
-        # the decision.
+        # The difference of the counts is exact, even if some of the records were removed since the
+        # decision.
         topic, before = self.topic, self.topic.count
         if self.runs is None:
             cut_to(topic, self.bound, table.store)
@@ -115,7 +115,7 @@ class DeleteRecords(Change):
 def remaining_delete(
     table: TopicTable, name: str, before_seq: int | None, match: TagMatch | None
 ) -> RemainingDelete:
-    """Return what a delete that is requested now may remove (§5).
+    """Return the records that a delete requested now may remove (§5).
 
     These are the existing records below ``before_seq`` that match. Raise `TopicNotFound` if the
     topic does not exist.
@@ -134,7 +134,7 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
     """
     topic, first, bound, match = rest
     runs = None
-    # Without a filter, the slice cuts the topic and names no runs.
+    # If there is no filter, the slice removes all records below a seq and has no runs.
     if match is None:
         stop = _cut_slice(topic, bound)
         is_any = topic.start_seq < stop
@@ -151,7 +151,8 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
     # Records above `logged_seq` are in memory only, and the runs are in ascending order.
     if is_any and (runs[0].first if runs else topic.start_seq) <= topic.logged_seq:
         change.frames.append(change.frame(now))
-    # As durable as a write of the topic. An earlier change that waits for a sync must be first.
+    # As durable as a write of the topic. An earlier change that waits for a sync must be committed
+    # first.
     change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
     change.count_pending()
     return change
@@ -232,8 +233,8 @@ def _matching(
         for entry in topic.index.from_seq(first):
             if entry.first_seq >= stop:
                 break
-            # Too expensive. End the slice before this entry, so that the result is complete up to
-            # there.
+            # The search has become too expensive. End the slice before this entry, so that the
+            # result is complete up to this point.
             if total_cost > SLICE_SEARCH_MAX:
                 stop = entry.first_seq
                 break
@@ -276,7 +277,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, checkpointed: bool
     """Replay a DELETE frame. Raise `StateMismatch` if it does not fit the current state."""
     topic = replay.topic_of(header, checkpointed)
     if topic is None:
-        # The topic was deleted later, as the checkpoint knows.
+        # According to the checkpoint, the topic was deleted later.
         return
     if header.record_count:
         runs = tuple(decode_runs(body))

@@ -34,7 +34,7 @@ def decide(table: TopicTable, topic: Topic, now: Now) -> FloorMoved | None:
     """Remove expired records. The caller must call this before it serves a request or decides a
     change.
 
-    Return a change if the log needs the floors, else None.
+    Return a change if the floors must be logged, else None.
     """
     expire(topic, now.ts, table.store)
     if not topic.floor_due:

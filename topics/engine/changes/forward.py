@@ -46,7 +46,7 @@ class ForwardDest(NamedTuple):
     """A dest of a forward. ``router`` and ``name`` are the id and the name of the router that
     appends to it.
 
-    ``total`` is the number of copies that the router has made before.
+    ``total`` is the number of copies that the router has made so far.
     """
 
     topic: Topic
@@ -68,8 +68,8 @@ class Forward(Append):
         # Copies have no idempotency key. The cursor in the same frame prevents duplicates.
         super().__init__(forward_dest.topic, forward_dest.topic.next_seq, count, size, ts, None)
         self.router, self.hop = forward_dest.router, hop
-        # The progress after the commit. It is not visible before, so a forward that arrives in
-        # between is refused with the old cursor.
+        # The progress after the commit. Until then, replies to other forwards contain the old
+        # cursor.
         self.reached = Derivation(cursor, forward_dest.total + count)
 
     def commit_records(
@@ -100,7 +100,7 @@ class Advance(Change):
         # for them.
         self.skipped = SeqRange(topic.next_seq, topic.next_seq + trimmed - 1) if trimmed else None
         if self.skipped is not None:
-            # The skipped seqs are assigned like those of records, and released by `undo`.
+            # The skipped seqs are assigned like the seqs of records, and released by `undo`.
             topic.next_seq = self.skipped.last + 1
             topic.pending_skipped += trimmed
             # A skipped seq above the durable reservation could be assigned again after a crash.
@@ -118,7 +118,7 @@ class Advance(Change):
         set_derivation(self.topic, self.router, self.reached)
 
     def undo(self, _: TopicTable, /) -> None:
-        """Return the skipped seqs to the topic."""
+        """Release the skipped seqs."""
         self.uncount_pending()
         if self.skipped is not None:
             self.topic.pending_skipped -= self.trimmed
@@ -155,8 +155,8 @@ def forward(
     The dests must have capacity for the copies, and the `copy_ts` of each must be ``ts``. ``body``
     is the body of the frame without rows.
 
-    Raise nothing for a full quota. Takers that it refuses are in ``refused``, and nothing of them
-    is changed.
+    A quota that is used up raises no error. Dests that it refuses are in ``refused``, and are not
+    changed.
     """
     changes, refused, rows = [], [], []
     # Tags do not depend on the seqs, so they are read once for all dests.
@@ -284,7 +284,7 @@ def replay(
             set_derivation(topic, row.router, Derivation(held.cursor, total))
         if held.skipped:
             replay_trim(replay, copy, topic, held.skipped, checkpointed)
-        # With the first seq 0 the copies were in memory and are lost. The reservation in the log
+        # If the first seq is 0, the copies were in memory and are lost. The reservation in the log
         # covers their seqs.
         elif row.first_seq:
             size = copies_size(header.record_count, held.tail_bytes, row.first_seq, header.ts_ms)
@@ -303,7 +303,7 @@ def replay_trim(
             raise StateMismatch(f"seq {header.first_seq} already exists")
         return
     known_to = max(topic.head_seq, replay.restored_head(topic))
-    if header.first_seq > known_to + 1:  # the seqs between belonged to records in memory
+    if header.first_seq > known_to + 1:  # the seqs in between belonged to records in memory
         topic.losses = union(topic.losses, (SeqRange(known_to + 1, header.first_seq - 1),))
     skip_trimmed(topic, SeqRange(header.first_seq, header.first_seq + trimmed - 1))
     topic.next_seq = topic.head_seq + 1

@@ -49,8 +49,8 @@ class LeaseChange(Change):
         self._logged_dying: dict[int, str] | None = None
 
     def log(self, frames: list[Frame], *, sync: bool) -> None:
-        """Set the frames. The change is pending until they are durable. Without frames it is not
-        pending.
+        """Set the frames. The change is pending until they are durable. If there are no frames, it
+        is not pending.
         """
         self.frames = frames
         if frames:
@@ -189,10 +189,11 @@ def claim(
     claimer.
 
     ``evenly`` deals the jobs round-robin, as for a cohort. Otherwise the first claimer gets as many
-    jobs as it requested, then the second, and so on. All records together have about ``max_bytes``
-    at most.
+    jobs as it requested, then the second, and so on. The total size of the records is limited to
+    about ``max_bytes``.
 
-    Raise OSError if records cannot be read because the disk has failed. Then no job is leased.
+    Raise OSError if records cannot be read because the disk has failed. In this case no job is
+    leased.
     """
     jobs = jobs_of(topic)
     shares = distribute(topic, jobs, table.store, requests, now, evenly=evenly, max_bytes=max_bytes)
@@ -337,8 +338,8 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     `finish_jobs.remove_dead_lettered` or `return_to_dead`.
     """
     jobs = jobs_of(topic)
-    # One batch at a time. A restart may repeat only the last one, and the target remembers its
-    # keys (`decisions/0049`).
+    # One batch at a time. A restart may repeat only the last one, and the target stores its keys
+    # (`decisions/0049`).
     if jobs.dead_lettering:  # the log contains their LEASE frame
         return DeadLetteringJobs(topic, [*islice(jobs.dead_lettering, max_jobs)])
     seqs = [*islice(jobs.dead, max_jobs)]
@@ -351,8 +352,8 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     if seqs and topic.config.durability != "ephemeral":
         target = topic.config.dead_letter or ""
         rows = LeaseRows(LeaseOp.DYING, seqs, [jobs.deliveries(seq) for seq in seqs], target)
-        # Synced before the copies are made. After a crash the jobs are known to be possibly
-        # moved.
+        # The frame is synced before the copies are made, so that after a crash the log shows that
+        # the jobs may have been moved.
         change.log([lease_frame(topic.id, now.ts, rows)], sync=True)
         change.set_logged_dying(target)
     return change
@@ -418,7 +419,7 @@ def held_by(
     # Expired leases are no longer held, even if no other client has claimed the job.
     jobs.advance(now.ms)
     held: dict[int, None] = {}
-    # Without tokens, the name of the node is sufficient.
+    # If no tokens are given, the name of the node is sufficient.
     for seq, token in zip(seqs, tokens or repeat(None), strict=tokens is not None):
         if jobs.leases.is_held(seq, node, token, now.ms):
             held[seq] = None

@@ -1,7 +1,7 @@
 """Put topic: creates or configures a topic (§1.1), with a TOPIC frame if anything changes.
 
-The new config applies to writes immediately. It applies to what readers can observe when it is
-durable.
+The new config applies to writes immediately. It applies to everything that readers can observe as
+soon as it is durable.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
         topic = Topic(header.topic_id, held.name, held.epoch, config, header.first_seq)
         open_ledger(topic)
         table.add_older(topic)
-        # Lost seqs that a LOST frame named before the topic was known.
+        # Lost seqs from LOST frames that were replayed before the topic was known.
         topic.damaged = union((), replay.orphans.pop(topic.id, ()))
     topic.config = config
     topic.commit_config(config)

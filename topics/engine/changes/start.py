@@ -41,9 +41,9 @@ def decide(
     A topic continues above its reserved seqs if seqs may be lost, either with unsynced records or
     with records in memory. If records in memory are lost, it also continues at the reserved `$ts`.
 
-    ``watched`` passes topics and jobs through and counts them, to report the progress. ``clean``:
-    the previous process was shut down cleanly. The caller must sync the frames before the first
-    write.
+    ``watched`` wraps an iterable of topics or jobs and counts its items, to report the progress.
+    ``clean``: the previous process was shut down cleanly. The caller must sync the frames before
+    the first write.
     """
     frames: list[Frame] = []
     table = replay.table

@@ -1,1 +1,3 @@
-"""The rules of queues (§10): the states of jobs, leases and claims. They are pure."""
+"""The rules of queues (§10): the states of jobs, leases and claims. They perform no I/O and read no
+clock.
+"""

@@ -65,7 +65,7 @@ def distribute(
     """Take jobs for all claimers of a pass, and return a list for each of them, sorted by seq.
 
     ``evenly`` deals the jobs round-robin. Otherwise the first claimer gets as many jobs as it
-    requested, then the second, and so on. The pass takes no more jobs once their records have
+    requested, then the second, and so on. The pass takes no more jobs once their records reach
     ``max_bytes``.
 
     Implements the selection of §10.2. Raise OSError if the disk fails; then no job is taken. The
@@ -86,7 +86,7 @@ def distribute(
     jobs.end_pass(is_short=len(found) < min(len(requests), wanted))
     if len(requests) == 1:
         return [sorted(found)]
-    # Distribute the jobs in the order in which they were taken. Each claimer gets its own in seq
+    # Distribute the jobs in the order in which they were taken. Each claimer gets its jobs in seq
     # order.
     shares: list[list[Taken]] = [[] for _ in requests]
     taken = iter(found)
@@ -136,7 +136,7 @@ def _take(
             # free queue.
             wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
             seqs = jobs.take_free(wanted, topic.config)
-            # The line of free jobs is exhausted, so add jobs that were never delivered. Free jobs
+            # The free queue is exhausted, so add jobs that were never delivered. Free jobs
             # go first, because they have waited longer.
             if len(seqs) < wanted:
                 _take_new(topic, jobs, store, wanted, seqs)
@@ -177,20 +177,20 @@ def _take_new(topic: Topic, jobs: Jobs, store: Store, count: int, taken: list[in
         # results are then not reliable and may violate the order.
         if jobs.steps_left <= 0:
             break
-        # Compare (time, seq) of the due job with that of the first fresh job. A due job is
-        # ordered by its delivery time, and a fresh job by its `$ts`.
+        # Compare the (time, seq) of the due job with the (time, seq) of the first fresh job. A due
+        # job is ordered by its delivery time, and a fresh job by its `$ts`.
         if due is not None and (run is None or due < fresh.key(run[0])):
             taken.append(jobs.take_due())
             continue
         if run is None:
             break
         first, stop = run
-        # The run must not extend over a job that is not fresh, and has at most the missing number
-        # of jobs.
+        # The run must not extend over a job that is not fresh, and must not have more jobs than are
+        # still needed.
         enough = jobs.fresh_until(first, first + count - len(taken))
         if due is None and stop < enough:
-            # Without a due job the order is that of the seqs, so the index alone shows which jobs
-            # follow.
+            # If there is no due job, the jobs are ordered by seq, so the index alone determines the
+            # next jobs.
             stop = fresh.extend_over_live_entries(stop, enough)
         stop = min(stop, enough)
         if due is not None:
@@ -321,7 +321,7 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
 
     These are the remaining jobs of the batch that is being moved. If there is no such batch, they
     are the jobs with which `lease_jobs.begin_dead_lettering` starts the next batch. At most
-    ``max_jobs`` are returned, and no more once their records have ``max_bytes``.
+    ``max_jobs`` are returned, and no more once their records reach ``max_bytes``.
 
     A job whose record cannot be read is hidden for a while.
     """

@@ -68,8 +68,7 @@ class QueueCounters(NamedTuple):
     delayed: int
 
 
-# A function that passes the items of an iterable through and counts them, to report the progress of
-# startup.
+# A function that wraps an iterable and counts its items, to report the progress of startup.
 Watched: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 
@@ -278,8 +277,8 @@ class Jobs:
     def free(self, seq: int) -> None:
         """Make a job claimable again, after all other free jobs."""
         # The number of a slot is absolute, so it remains valid while jobs leave the front of the
-        # line. A job that is freed again gets another number, which makes its earlier entry in
-        # the line stale.
+        # queue. A job that is freed again gets another number, which makes its earlier entry in the
+        # queue stale.
         self._free[seq] = self._free_queue_head + len(self._free_queue)
         self._free_queue.append(seq)
 
@@ -328,7 +327,7 @@ class Jobs:
         """
         taken: list[int] = []
         order, free = self._free_queue, self._free
-        # The pass ends after too many unsuccessful steps, because the line may begin with any
+        # The pass ends after too many unsuccessful steps, because the free queue may begin with any
         # number of stale or exhausted entries. The next pass continues after them.
         while order and len(taken) < count and self.steps_left > 0:
             seq, rank = order.popleft(), self._free_queue_head
@@ -502,15 +501,17 @@ class Jobs:
             return False
         if seq in self.leases:
             # The lease is in the table only because `advance` has not reached it. Its job becomes
-            # free first, because `_leave_state` knows no held jobs.
+            # free first, because `_leave_state` does not handle held jobs.
             self.end_lease(seq, None)
         self.reserved[seq] = self._leave_state(seq)
         return True
 
     def _leave_state(self, seq: int) -> tuple[StateBeforeReserve, int]:
-        """Remove a job from its state, and return the state with its time, if it has one."""
-        # The order of the checks has no effect, because a job is in one state only. The entry of
-        # a free job in the line becomes stale, and `take_free` skips it.
+        """Remove a job from its state. Return the state and its time, or 0 if the state has no
+        time.
+        """
+        # The order of the checks has no effect, because a job is in one state only. The entry of a
+        # free job in the free queue becomes stale, and `take_free` skips it.
         if seq in self.dead:
             del self.dead[seq]
             return StateBeforeReserve.DEAD, 0
@@ -550,7 +551,7 @@ class Jobs:
         elif state is not None:
             self._deliveries.setdefault(seq, 0)
             self.free(seq)
-            # The same applies to the line. The slots are numbered anew, in the same order.
+            # The same applies to the free queue. The slots are renumbered in the same order.
             if len(self._free_queue) > 2 * len(self._free) + HEAP_STALE_MIN:
                 self._free_queue = deque(sorted(self._free, key=self._free.__getitem__))
                 self._free_queue_head = 0
@@ -568,7 +569,7 @@ class Jobs:
         """End the replay, and continue with the state in the ledger.
 
         No record below ``start_seq`` is live. ``dead_letter`` is the dead-letter topic of the
-        queue. ``watched`` passes jobs through and counts them, to report the progress.
+        queue. ``watched`` wraps an iterable of jobs and counts its items, to report the progress.
         """
         ledger, self.ledger = self.ledger, None
         assert ledger is not None, "the replay ends only once"
@@ -593,14 +594,13 @@ class Jobs:
     def _begin_row(self, seq: int, row: JobRow, now: Now) -> None:
         """Restore the state of a job from a row of the ledger."""
         # The wall clock may have been set back since the row was written. No lease and no hidden
-        # time is longer than the maximum, so a longer rest is cut to it.
+        # time is longer than the maximum, so a longer remaining time is reduced to the maximum.
         left_ms = min(row.until_ts - now.ts, LEASE_MS_BOUNDS[1])
         if row.state is JobState.HELD and left_ms >= 0:
             if row.deliveries > 1:
                 self._deliveries[seq] = row.deliveries
             # The name of the holder is the node that the row contains. After a restart no
-            # connection of a work stream exists, so all restored leases are those of polled
-            # claims.
+            # connection of a work stream exists, so all restored leases belong to polled claims.
             holder = self.leases.poller(row.node)
             self.leases.grant((seq,), row.number, now.ms + left_ms, holder)
             return
@@ -619,7 +619,7 @@ class Jobs:
         """Yield the state that a restart needs, split into parts.
 
         ``with_leases`` also includes leases and deliveries. ``with_counts`` also includes
-        deliveries, delays of nacks and errors, and ends all leases.
+        deliveries, delays after nacks and errors, and ends all leases.
 
         Jobs may change between two steps. Each job that is listed now is included in its state at
         the time of its step. All other changes are in frames that are written from now on.
@@ -699,7 +699,7 @@ class Jobs:
         if self.ledger is not None:
             self.ledger.cut(start_seq)
             return
-        # Remember the start, so that the next call does not remove the same seqs again.
+        # Store the start, so that the next call does not remove the same seqs again.
         first, self._start_seq = self._start_seq, max(self._start_seq, start_seq)
         if first < start_seq:
             self._not_fresh.discard_below(start_seq)

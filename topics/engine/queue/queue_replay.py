@@ -94,7 +94,7 @@ def apply_config(topic: Topic) -> None:
 def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None:
     """Create the states of a queue's jobs from its ledger.
 
-    ``watched`` passes jobs through and counts them, to report the progress of startup.
+    ``watched`` wraps an iterable of jobs and counts its items, to report the progress of startup.
     """
     jobs, ledger = topic.jobs, ledger_of(topic)
     if jobs is None or ledger is None:

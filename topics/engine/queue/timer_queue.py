@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 BUCKET_MS = 256
 STALE_MIN = 4096  # a queue with fewer stale entries is not swept
-# A sweep examines this number of entries for each new one, so that it overtakes the additions.
+# A sweep examines this number of entries for each new one, so that it is faster than the additions.
 SWEEP_STEP = 16
 NO_SEQS = array("Q")
 SLOT_MS = 16  # width of a slot of a `DueCounter`, which counts a seq as due at most this much later

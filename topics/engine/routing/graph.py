@@ -237,7 +237,7 @@ class RouterGraph:
                 del ends[topic]
         self.cyclic.difference_update(each.id for each in self._within(on_cycle))
         self.cyclic.discard(router.id)
-        # Mark the cycles again that remain without this router.
+        # Mark the remaining cycles again.
         while on_cycle:
             on_cycle -= self._mark_cycle(next(iter(on_cycle)))
 

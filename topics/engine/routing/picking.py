@@ -2,7 +2,7 @@
 
     next in the source                            step
     a loss or damage                              a trim; a batch of records ends before it
-    records with another hop than the batch       the batch ends before them
+    records whose hop differs from the batch's    the batch ends before them
     records or a loss with the highest hop        skip them
     records deleted, or rejected by the filter    skip them
     other records                                 pick as many as the bounds allow
@@ -55,8 +55,8 @@ class PickedRun(NamedTuple):
 class Picked(NamedTuple):
     """The next step of a router, up to ``to_seq``.
 
-    It is one of three: ``runs`` of records in seq order, a trim, or neither if no record up to
-    ``to_seq`` is to be forwarded.
+    It has one of three forms: ``runs`` of records in seq order, a trim, or neither if no record up
+    to ``to_seq`` is to be forwarded.
 
     - ``trimmed``: the number of lost seqs.
     - ``hop``: hops of the picked or lost records in the source, not of their copies.
@@ -98,14 +98,14 @@ def pick(
     """
     if cursor >= topic.head_seq:
         return Picked([], cursor, 0, 0, 0, 0)
-    # A source removes records below its floors. A router whose cursor is below one has missed
+    # A source removes records below its floors. A router whose cursor is below a floor has missed
     # them.
     floors = topic.floors
     lost_below = max(floors.cap, floors.loss, floors.damage, floors.trim)
     # If the cursor is below a floor, trim first. The TTL floor is left out, because expired records
     # are skipped.
     if cursor + 1 < lost_below:
-        # Hops before the loss decide whether the lost records would have been forwarded.
+        # The hop of the lost seqs determines whether their records would have been forwarded.
         hop, last = hops.at(cursor + 1)
         last = min(last, lost_below - 1)
         return Picked([], last, last - cursor if hop < hop_max else 0, hop, 0, 0)
@@ -163,7 +163,8 @@ class _Picker:
     def pick(self, hops: Hops) -> Picked:
         """Pick records until a bound, a loss or another hop ends the batch."""
         head = self._topic.head_seq
-        # Look for a range of lost records once. Records after that range belong to the next batch.
+        # Search for a range of lost records only once. Records after that range belong to the next
+        # batch.
         loss = next_loss(self._topic, self._seq, head)
         end = head + 1 if loss is None else loss.first
         # One hop at a time: all records of a batch get the same hop, which the frame stores once.
@@ -201,8 +202,8 @@ class _Picker:
         """
         self._hop, index = hop, self._index
         while True:
-            # A filter needs the tags, and ``reads_all`` the bytes. Without both, the index is
-            # sufficient.
+            # A filter needs the tags, and ``reads_all`` the bytes. If neither is needed, the index
+            # is sufficient.
             if self._match is None and not self._reads_all:
                 self._take_complete_entries(stop_seq)
             # The next entry begins after the range, so the range has no further live records.
@@ -243,7 +244,7 @@ class _Picker:
             left -= 1
             seq = first_seq + count
             at += 1
-        # Store the remaining bounds. The caller continues with the rest of the bounds.
+        # Store the remaining bounds, with which the caller continues.
         self._count += bounds.records - records
         self._size += bounds.size - budget
         bounds.records, bounds.size, bounds.scan, bounds.runs = records, budget, scan, left
@@ -319,7 +320,7 @@ class _Picker:
         """
         match, scan = self._match, self._bounds.scan
         if match is None:
-            # Without a filter all live records match.
+            # If there is no filter, all live records match.
             stop = min(stop, start + scan)
             return live_runs(deleted, start, stop), stop, stop - start
         # No record of this entry has a tag, so none matches.

@@ -1,7 +1,7 @@
-"""JSON answers to topic requests (§1 to §5), rendered as bytes.
+"""JSON responses to topic requests (§1 to §5), rendered as bytes.
 
-Topic names are plain ASCII and need no escaping. If the end of an answer is known only later, the
-answer is rendered in two parts: the bytes before ``performance``, and the rest.
+Topic names are plain ASCII and need no escaping. If the end of a response is known only later, the
+response is rendered in two parts: the bytes before ``performance``, and the rest.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def appended(
     created: bool,
     deduped: bool,
 ) -> bytes:
-    """Render the answer to an append (§2). ``ending`` is the result of `performance`.
+    """Render the response to an append (§2). ``ending`` is the result of `performance`.
 
-    ``head_seq`` is the last seq of the append itself, so that a retry gets the same answer.
+    ``head_seq`` is the last seq of the append itself, so that a retry gets the same response.
     """
     last_seq = first_seq + count - 1
     if not with_seqs:
@@ -81,7 +81,7 @@ def appended(
 
 
 def difference(topic: str, chunks: Sequence[Buffer], end: bytes = b"") -> bytes:
-    """Render the answer to a diff (§3): the records, and ``end``, the result of `difference_end`.
+    """Render the response to a diff (§3): the records, and ``end``, the result of `difference_end`.
 
     The records are copied once.
     """
@@ -101,7 +101,7 @@ def difference_end(
     total_ms: float,
     throttle_ms: float = 0.0,
 ) -> bytes:
-    """Render the part of the answer to a diff that follows its records."""
+    """Render the part of the response to a diff that follows its records."""
     caught_up = next_from_seq >= head_seq
     return (
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'
@@ -145,7 +145,7 @@ def configured(
 
 
 def deleted(topic: str, *, existed: bool, routers: Iterable[str] = ()) -> bytes:
-    """Render the answer to a topic DELETE (§1.4) up to ``performance``.
+    """Render the response to a topic DELETE (§1.4) up to ``performance``.
 
     ``routers`` are the routers that were deleted with it and that the caller's key may see.
     """
@@ -160,7 +160,7 @@ def deleted(topic: str, *, existed: bool, routers: Iterable[str] = ()) -> bytes:
 def records_deleted(
     topic: str, removed: int, *, earliest_seq: int, head_seq: int, count: int, size: int
 ) -> bytes:
-    """Render the answer to a delete of records (§5) up to ``performance``."""
+    """Render the response to a delete of records (§5) up to ``performance``."""
     return b'{"topic":"%b","deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
         topic.encode(),
         removed,
@@ -172,5 +172,5 @@ def records_deleted(
 
 
 def state(fields: dict[str, Any]) -> bytes:
-    """Render the answer to a topic GET (§1.2) up to ``performance``."""
+    """Render the response to a topic GET (§1.2) up to ``performance``."""
     return json_bytes(fields)[:-1]

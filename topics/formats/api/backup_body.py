@@ -19,7 +19,7 @@ class KnownFile(msgspec.Struct, frozen=True):
 
 
 class BackupRequest(msgspec.Struct):
-    """Body of ``POST /v0/backup``. Without ``files``, the backup is complete."""
+    """Body of ``POST /v0/backup``. If ``files`` is absent, the backup is complete."""
 
     files: list[KnownFile] = []
 
@@ -28,5 +28,5 @@ _request = msgspec.json.Decoder(BackupRequest).decode
 
 
 def decode_backup(body: Buffer) -> BackupRequest:
-    """Decode the body. An empty one names no file. Raises `InvalidRequest`."""
+    """Decode the body. An empty body lists no files. Raises `InvalidRequest`."""
     return decode(_request, body or b"{}")

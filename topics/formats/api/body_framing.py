@@ -1,6 +1,6 @@
 """Body framing: finds the end of the body of an HTTP/1.1 request (RFC 9112 §6).
 
-The code is pure: it uses no socket, no clock and no task.
+The code performs no I/O: it uses no socket, no clock and no task.
 
     body     = Content-Length bytes | chunks           never both, never twice, no other coding
     chunk    = 1*16 hex [";" extension] CRLF bytes CRLF

@@ -66,7 +66,7 @@ def decode(parse: Callable[[Buffer], Body], body: Buffer) -> Body:
 
 
 def ignored_in(body: Buffer, known: type[msgspec.Struct]) -> bytes:
-    """Render the member ``ignored`` of an answer: the names of a body's fields that are unknown.
+    """Render the member ``ignored`` of a response: the names of a body's fields that are unknown.
 
     At most IGNORED_MAX names are included, each truncated to IGNORED_CHARACTERS. The result is
     empty if all fields are known.

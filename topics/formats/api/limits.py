@@ -102,8 +102,8 @@ def check_u64(field: str, value: int) -> None:
 
 
 def check_text(field: str, text: str | None, max_bytes: int, index: int | None = None) -> None:
-    """Raise `InvalidRequest` for a text of more than ``max_bytes`` in UTF-8. ``index`` is that of
-    the record that has the field.
+    """Raise `InvalidRequest` for a text of more than ``max_bytes`` in UTF-8. ``index`` is the index
+    of the record with the field.
     """
     # A text of n characters has at most 4n bytes, so most texts need not be encoded here.
     if text is not None and len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:

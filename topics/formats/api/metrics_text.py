@@ -57,9 +57,9 @@ Series: TypeAlias = tuple[tuple[tuple[str, str], ...], Value]  # labels and valu
 
 
 class Column:
-    """The series of a family with one label: a column of a table whose rows are named by the label.
-    A table may have many rows, so they are rendered in steps of `STEP_ROWS`, and the labels are
-    rendered once for all columns.
+    """The series of a family with one label: a column of a table whose rows are identified by the
+    label. A table may have many rows, so they are rendered in steps of `STEP_ROWS`, and the labels
+    are rendered once for all columns.
     """
 
     def __init__(self, label: str, names: Sequence[str], values: Sequence[int | None]) -> None:
@@ -74,7 +74,7 @@ class Column:
         return ((((self._label, name),), value) for name, value in rows if value is not None)
 
     def with_values(self, values: Sequence[int | None]) -> Column:
-        """Return another column with the same rows."""
+        """Return a column with the same rows and other values."""
         column = copy(self)
         column.values = values
         return column

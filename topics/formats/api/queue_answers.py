@@ -1,4 +1,4 @@
-"""JSON answers to queue requests (§10), rendered as bytes up to ``performance`` (`answers`).
+"""JSON responses to queue requests (§10), rendered as bytes up to ``performance`` (`answers`).
 
 A record is inserted in the form in which it was rendered for the log, without decoding it. Dead
 letters (§10.6) are records that are moved between a queue and its dead-letter topic, with a changed
@@ -31,12 +31,12 @@ def jobs_json(jobs: Iterable[tuple[int, int, int, int, bytes]]) -> list[bytes]:
 
 
 def with_error(record: bytes, error: str) -> bytes:
-    """Add ``last_error`` to the record of a job, the error of its last nack that had one."""
+    """Add ``last_error``, the error of the job's last nack that had one, to the record of a job."""
     return b'{"last_error":%b,%b' % (json_string(error), record[1:])
 
 
 def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
-    """Render the answer to a claim (§10.2). ``jobs`` are the results of `jobs_json`."""
+    """Render the response to a claim (§10.2). ``jobs`` are the results of `jobs_json`."""
     return b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
         topic.encode(),
         b",".join(jobs),
@@ -48,7 +48,7 @@ def claimed(topic: str, jobs: Sequence[bytes], ready: int) -> bytes:
 def settled(
     what: bytes, topic: str, count: int, skipped: Sequence[int], ready: int, in_flight: int
 ) -> bytes:
-    """Render the answer to an ack (§10.4, ``acked``) or a nack (§10.5, ``nacked``)."""
+    """Render the response to an ack (§10.4, ``acked``) or a nack (§10.5, ``nacked``)."""
     return b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d' % (
         topic.encode(),
         what,
@@ -60,7 +60,7 @@ def settled(
 
 
 def extended(topic: str, seqs: Sequence[int], until_ts: int, skipped: Sequence[int]) -> bytes:
-    """Render the answer to an extend (§10.6). The leases of ``seqs`` now end at ``until_ts``."""
+    """Render the response to an extend (§10.6). The leases of ``seqs`` now end at ``until_ts``."""
     deadlines = b",".join([b'"%d":%d' % (seq, until_ts) for seq in seqs])
     return b'{"topic":"%b","extended":%d,"skipped":%b,"deadlines":{%b}' % (
         topic.encode(),
@@ -94,12 +94,14 @@ def lease_json(
 
 
 def leases(items: Iterable[bytes]) -> bytes:
-    """Render the array of leases from the results of `lease_json`, without the answer around it."""
+    """Render the array of leases from the results of `lease_json`, without the rest of the
+    response.
+    """
     return b"[%b]" % b",".join(items)
 
 
 def redriven(topic: str, moved: int, remaining: int, skipped: int, reason: str | None) -> bytes:
-    """Render the answer to a redrive. ``reason`` is the code of the first failure, if any."""
+    """Render the response to a redrive. ``reason`` is the code of the first failure, if any."""
     return b'{"topic":"%b","moved":%d,"remaining":%d,"skipped":%d%b' % (
         topic.encode(),
         moved,

@@ -1,6 +1,6 @@
 """Parser of HTTP/1.1 request heads: the request line and the header fields (RFC 9112).
 
-The functions are pure: they use no socket, no clock and no task.
+The functions perform no I/O: they use no socket, no clock and no task.
 
     request  = method SP target SP "HTTP/1." ("0" | "1") CRLF field* CRLF body
     field    = token ":" OWS value OWS CRLF            no folding, no bare CR or LF, no NUL
@@ -58,7 +58,7 @@ class HeadFields:
         self._fields = ()
 
     def joined(self, name: bytes) -> bytes:
-        """Join repeated fields to one list (RFC 9110 §5.3). Empty if the field is absent."""
+        """Join repeated fields into one list (RFC 9110 §5.3). Empty if the field is absent."""
         return b",".join(self.values(name))
 
 
@@ -241,7 +241,7 @@ def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
     return raw[:start] + raw[end:], found[1].decode("ascii")
 
 
-# The number of bytes that are kept of the end of X-Forwarded-For. It is small because a stream,
+# The number of bytes that are kept from the end of X-Forwarded-For. It is small because a stream,
 # which keeps them in memory, may stay open for days.
 FORWARDED_KEPT_BYTES = 1024
 _STARTS = frozenset({b"x-request-id", b"traceparent:", b"x-forwarded-"})  # 12 bytes of each line
@@ -258,7 +258,7 @@ class TraceFields(NamedTuple):
     """The valid values of the trace fields.
 
     A value is None if the field is absent, repeated or invalid. ``forwarded`` is the end of all
-    X-Forwarded-For fields, joined to one list. It is not validated.
+    X-Forwarded-For fields, joined into one list. It is not validated.
     """
 
     request_id: bytes | None

@@ -3,7 +3,7 @@ without a length (RFC 9112 §7.1). No other module renders header fields for a s
 
     chunk    = size in hex CRLF data CRLF    never empty: an empty one is `LAST_CHUNK`
 
-Every answer has a Date, and `Cache-Control: no-store` unless its headers contain another
+Every response has a Date, and `Cache-Control: no-store` unless its headers contain another
 Cache-Control. The constant part of a head is rendered once for each status, media type and Date.
 """
 
@@ -23,7 +23,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 class ResponseHeads:
-    """Renders the heads of answers."""
+    """Renders the heads of responses."""
 
     def __init__(self) -> None:
         self._date = b""
@@ -54,7 +54,7 @@ class ResponseHeads:
     def render_bare(
         self, status: int, headers: Headers, *, lines: bytes = b"", close: bool = False
     ) -> bytes:
-        """Render the head of a stream, or of an answer without a body (204 or 304).
+        """Render the head of a stream, or of a response without a body (204 or 304).
 
         It has no length, and it has a content type only if ``headers`` contains one.
         """

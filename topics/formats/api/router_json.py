@@ -1,5 +1,5 @@
 """Routers as JSON (§6): decodes the body of a PUT, merges it with the existing config, and renders
-the answers to router requests up to ``performance`` (`answers`).
+the responses to router requests up to ``performance`` (`answers`).
 
 ``source`` and ``dest`` are required in every body. Any other field that is absent keeps its value,
 or has its default in a new router.
@@ -82,7 +82,7 @@ def decode_router(body: Buffer, limits: Limits) -> RouterPatch:
 
 
 def merge(base: RouterConfig | None, patch: RouterPatch) -> RouterConfig:
-    """Return ``base`` with the fields of ``patch``. If it is None, use the defaults instead."""
+    """Return ``base`` with the fields of ``patch``. If ``base`` is None, use the defaults."""
     fields = {
         name: value
         for name in RouterConfig.__struct_fields__
@@ -98,14 +98,14 @@ def _tuple_of(match: TagMatch | None) -> list[str] | None:
 
 
 def configured(router: str, config: RouterConfig, *, created: bool) -> bytes:
-    """Render the answer to a router PUT."""
+    """Render the response to a router PUT."""
     return json_bytes({"router": router, "created": created, **config.as_json()})[:-1]
 
 
 def state(
     router: str, config: RouterConfig, *, forwarded_total: int, lag_records: int, lag_ms: int
 ) -> bytes:
-    """Render the answer to a router GET."""
+    """Render the response to a router GET."""
     fields = {
         "router": router,
         **config.as_json(),
@@ -129,5 +129,5 @@ def item(router: str, config: RouterConfig, *, forwarded_total: int) -> bytes:
 
 
 def deleted(router: str, *, existed: bool) -> bytes:
-    """Render the answer to a router DELETE."""
+    """Render the response to a router DELETE."""
     return json_bytes({"router": router, "deleted": existed})[:-1]

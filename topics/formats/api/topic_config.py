@@ -114,7 +114,7 @@ def merge(topic: str, base: TopicConfig | None, patch: TopicConfigPatch) -> Topi
     """Return ``base`` with the fields of ``patch``, clamped. If ``base`` is None, use the
     defaults instead.
 
-    Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for another
+    Raises `InvalidRequest` for a value out of range and `TopicExistsIncompatible` for a different
     ``type``.
     """
     if patch == _NO_PATCH:

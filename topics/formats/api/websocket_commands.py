@@ -2,7 +2,7 @@
 
     op            members besides request_id
     publish       topic, and the body of an append (decoded by the shard)
-    subscribe     topic with from_seq, tail, epoch; or topics; and those of a view
+    subscribe     topic with from_seq, tail, epoch; or topics; and the members of a view
     unsubscribe   topic
     ping
 

@@ -6,14 +6,15 @@
     manifest.json            {"manifest": `Manifest`, "sha256": of its bytes}; the last member
 
 The delete flags inside the archived segments may be later than the cut. So a restore replaces them
-with those of the member ``flags/...``, or clears them if there is no such member. A restored log
-file has its original ``size``, with zeros after the archived bytes.
+with the flags in the member ``flags/...``, or clears them if there is no such member. A restored
+log file has its original ``size``, with zeros after the archived bytes.
 
 An incremental backup lacks the bytes that the receiver already has. The receiver reports each of
 its files with its length and *identity* (`identity_ranges`), which for a log file depends on the
 process of the shard (`run_of`). A file with the same identity is not
 sent. A log file is sent from the reported length on, as the member ``NAME@LENGTH``. In the
-manifest, ``kept`` is the number of bytes of a file that were not sent; the hash covers the others.
+manifest, ``kept`` is the number of bytes of a file that were not sent; the hash covers the other
+bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BLOCK_BYTES: Final = 512
 IDENTITY_BYTES: Final = 4096
 END: Final = bytes(2 * BLOCK_BYTES)
 MODE: Final = 0o600
-# The names of all members but the manifest. None of them leads out of a directory.
+# The names of all members but the manifest. None of them refers to a path outside the directory.
 NAME: Final = re.compile(
     r"meta|checkpoint/[0-9]{2,}/[0-9a-f]{16}\.ckpt|(?:flags|segment)/[0-9]{2,}/[0-9a-f]{10}\.seg"
     r"|wal/[0-9]{2,}/[0-9a-f]{16}\.wal|blob/[0-9]{2,}/[0-9a-f]+-[0-9a-f]+\.blob"
@@ -58,7 +59,7 @@ class ArchiveFile(NamedTuple):
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file in the manifest. ``bytes`` is its size, ``size`` that of the restored file.
+    """A file in the manifest. ``bytes`` is its size, ``size`` is the size of the restored file.
 
     ``kept`` is the number of its first bytes that were not sent, because the receiver has them.
     """
@@ -139,11 +140,11 @@ def identity_ranges(path: str, length: int) -> list[tuple[int, int]]:
     """Return the (offset, length) of the bytes whose SHA-256, after `run_of`, is the identity of a
     file.
 
-    Delete flags are hashed completely. Of all other files the start and the end are sufficient:
+    Delete flags are hashed completely. For all other files, the start and the end are sufficient:
     their bytes never change while a shard runs, apart from the delete flags within a segment. The
     header of a log file contains a random number. A blob and a checkpoint begin with a checksum of
-    the complete file. A segment ends with one of its directory, which contains those of its
-    extents.
+    the complete file. A segment ends with the checksum of its directory, which contains
+    the checksums of its extents.
     """
     if path.startswith(FLAGS):
         return [(0, length)]

@@ -6,7 +6,7 @@
     12      4     crc32c       of bytes 16 to 48, seeded with the checksum of the last chunk
     16      8     lsn          the log was synced up to here
     24      8     replay_from  replay starts here; all earlier frames are in segments
-    32      1     clean        1: the shard was stopped in order and wrote nothing afterwards
+    32      1     clean        1: the shard was shut down cleanly and wrote nothing afterwards
     33      7     zero
     40      8     body_len     bytes of all chunks
     48      ...   chunks       concatenated
@@ -17,7 +17,7 @@ chunk, so it is never completely in memory. A chunk:
     offset  size  field        meaning
     0       4     body_len
     4       4     crc32c       of body_len and body, seeded with the checksum of the previous
-                               chunk; that of the first chunk is seeded with 0
+                               chunk; 0 for the first chunk
     8       ...   body         MessagePack: an array of configs, then an array of items
 
 Each checksum also covers all earlier chunks. The header is written last, and its checksum covers
@@ -29,7 +29,7 @@ routers, it also has last_router_id and routers (byte strings, each the body of 
 The other items belong to topics:
 
     item       keys
-    topic      those of ``snapshot_topic``; ``position``: the LSN at which this state was current
+    topic      the keys of ``snapshot_topic``; ``position``: the LSN at which this state was current
     jobs       ``id`` of its topic, ``jobs``: a part of the jobs of a queue
                (``engine/queue/ledger.py``), which may include leases after that LSN
     keys       ``id`` of its topic, ``digests``: idempotency keys that outlive their records, as
@@ -37,7 +37,7 @@ The other items belong to topics:
     moved      ``id`` of its topic, ``moved``: keys of copies (``engine/moved_keys.py``)
 
 The ``config`` of a topic is an index into the configs of its chunk, because most topics have the
-same config. Keys whose value is that of `USUAL` are omitted.
+same config. Keys that have their value in `USUAL` are omitted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ import msgspec
 from topics.formats.buffers import Buffer
 from topics.formats.disk.versions import CHECKPOINT, VERSIONS, other_version
 
-CHUNK_BYTES = 128 << 10  # A chunk ends after the item with which it reaches this size.
+CHUNK_BYTES = 128 << 10  # A chunk ends with the item that makes it reach this size.
 _HEAD = struct.Struct("<8sII")
 _BODY_HEAD = struct.Struct("<QQB7xQ")
 HEADER_BYTES = _HEAD.size + _BODY_HEAD.size
@@ -123,7 +123,7 @@ class ChunkBuilder:
         return self.take() if self._size >= CHUNK_BYTES else None
 
     def take(self) -> bytes | None:
-        """Return a chunk with the items that are not yet in one, or None if there are none."""
+        """Return a chunk with the items that are not yet in a chunk, or None if there are none."""
         if not self._items:
             return None
         configs = [dict(fields) for fields in self._configs]

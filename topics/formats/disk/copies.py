@@ -57,7 +57,7 @@ because offsets into copies and the sizes of copies are stored on disk, and segm
 the rendered bytes. A copy is the rendered record with its own `$seq` and `$ts`. Node and tag are
 removed where ``drops`` specifies it. The stamp becomes the member `_topics_router` of `meta` and
 replaces an earlier one. All other bytes are unchanged: `data` and `meta` are never rendered again.
-The result is identical to that of ``rendering.py`` for an append of these records without an
+The result is identical to the result of ``rendering.py`` for an append of these records without an
 idempotency key and without delays.
 """
 
@@ -96,7 +96,7 @@ _NODES, _TAGS, _METAS, _ONE_NODE = map(
 )
 _RECORD_FLAGS = _NODES | _TAGS | _METAS | _ONE_NODE
 _NODE, _TAG, _META = b',"$node":', b',"$tag":', b',"meta":'
-# A `meta` that does not match contains no stamp. A stamped one contains the name itself, or a
+# A `meta` that does not match contains no stamp. A stamped `meta` contains the name itself, or a
 # backslash if a part of the name is escaped.
 _MAYBE_STAMPED = re.compile(rb"_topics_router|\\")
 
@@ -220,8 +220,8 @@ def decode_runs(data: Buffer) -> list[Run]:
 def forward_frame(ts_ms: int, record_count: int, flags: int, body: ForwardBody) -> Frame:
     """Build a FORWARD frame.
 
-    ``flags`` are those of the rendered copies, and ``record_count`` is the number of copies of each
-    dest. The field ``back`` of the rows is computed; its value in ``body`` is ignored.
+    ``flags`` are the flags of the rendered copies, and ``record_count`` is the number of copies of
+    each dest. The field ``back`` of the rows is computed; its value in ``body`` is ignored.
     """
     assert record_count == copy_count(body.runs), "the runs contain each copy once"
     assert not (body.skipped and body.runs), "a frame either skips seqs or has copies"
@@ -260,7 +260,7 @@ def row_lsn(frame_lsn: int, ext_len: int, index: int) -> int:
 
 
 def is_row(lsn: int) -> bool:
-    """Return whether the LSN is that of a row and not that of a frame."""
+    """Return whether the LSN belongs to a row and not to a frame."""
     return lsn & 3 == _ROW_PLACE
 
 
@@ -598,7 +598,8 @@ def _slices(records: bytes, begins: Sequence[int], ends: Sequence[int]) -> list[
 def _records(view: AbstractView, start: int, stop: int) -> tuple[bytes, Sequence[int], list[int]]:
     """Return the records ``start`` to ``stop`` (exclusive).
 
-    The result has their bytes, and for each record the offset after its `$ts` and that of its end.
+    The result has their bytes, and for each record the offset after its `$ts` and the offset of its
+    end.
     """
     records, ends = view.taken(start, stop)
     if len(ends) == 1:
@@ -606,7 +607,7 @@ def _records(view: AbstractView, start: int, stop: int) -> tuple[bytes, Sequence
     heads, begins = _head(records, 0), [0, *ends[:-1]]
     if heads == _head(records, begins[-1]):
         # `$seq` and `$ts` never decrease. So if they have the same length in the first and the last
-        # record, they have it in all records between.
+        # record, they have it in all records in between.
         length = heads[1]
         return records, [begin + length for begin in begins], ends
     return records, [begin + _head(records, begin)[1] for begin in begins], ends

@@ -96,7 +96,7 @@ class ExtentBuilder:
                 size = self.size + view.size(start, start + 1)
                 if blobs or (self.count and size > self._bytes_max):
                     break
-                end = start + 1  # The record exceeds the limit of a step, so it is a step itself.
+                end = start + 1  # The record exceeds the limit of a step, so it gets its own step.
             if not self.count:
                 self.first_ts = view.ts(start)
             blobs.append(self._add(view, start, end))

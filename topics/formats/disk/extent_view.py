@@ -205,7 +205,7 @@ class ExtentView(AbstractView):
     def idempotency_keys(self) -> Iterator[ExtentKey]:
         """Return the writes with an idempotency key, in the order of their seqs."""
         keys = cbor2.loads(bytes(self._keys)) if self._keys else ()
-        # `tuple.__new__` is faster than `ExtentKey`. A start may read millions of keys.
+        # `tuple.__new__` is faster than `ExtentKey`. Startup may read millions of keys.
         return map(partial(tuple.__new__, ExtentKey), keys)
 
     def keys_one_by_one(self) -> Iterator[ExtentKey]:

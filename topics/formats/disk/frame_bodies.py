@@ -104,8 +104,8 @@ ROUTERS_GONE: routers were removed. Body: an array of their ids.
 
 FORWARD: copies that routers have appended to their dests, and the new cursor of the routers. The
 body is described in ``copies.py``: a row for each dest, a run for each range of records, and the
-records that no earlier frame of the log file contains. ``flags`` are those of the rendered copies.
-``record_count`` is the number of copies of each dest.
+records that no earlier frame of the log file contains. ``flags`` are the flags of the rendered
+copies. ``record_count`` is the number of copies of each dest.
 
 LOST: written by a repair in place of unreadable frames. ``record_count`` seqs of the topic,
 starting at ``first_seq``, are lost. With ``topic_id`` 0, each topic may have lost up to

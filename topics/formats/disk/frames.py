@@ -178,7 +178,7 @@ def magics_from(data: memoryview, offset: int) -> Iterator[int]:
 def scan_frames(data: memoryview, offset: int, lsn: int, seed: int) -> Iterator[FrameHeader]:
     """Yield the headers of all valid frames from ``offset`` to the first invalid one.
 
-    A start reads millions of frames. For speed, this function repeats the checks of `check_frame`
+    Startup reads millions of frames. For speed, this function repeats the checks of `check_frame`
     without a function call, and it works on a plain tuple, because indexing a tuple is faster than
     indexing an instance of a subclass.
     """

@@ -213,8 +213,8 @@ class AbstractView:
         """Return ``(index, rendered)`` of each record in the range that the reader receives.
 
         Records of ``nodes`` are omitted, and members that the reader excludes are cut out. ``dead``
-        has a byte for every record of the view; records with value 1 are omitted. Without data, the
-        records have no meta either.
+        has a byte for every record of the view; records with value 1 are omitted. If data is
+        excluded, meta is excluded, too.
         """
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()

@@ -95,7 +95,7 @@ def _render_plain(records: Sequence[RecordIn], first_seq: int, ts_ms: int) -> tu
 class Rendering:
     """Renders the records of one write, in one step or run by run.
 
-    ``flags``, ``ext`` and ``tables`` are those of the complete write. ``due`` is as in `encode`.
+    ``flags``, ``ext`` and ``tables`` belong to the complete write. ``due`` is as in `encode`.
     """
 
     def __init__(

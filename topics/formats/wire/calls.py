@@ -65,7 +65,7 @@ Field names that several calls share:
 
     topic     name of the topic, which the receiving shard owns
     at        monotonic time in ns at which the front had the complete request; the times in the
-              performance block of the answer start there
+              performance block of the response start there
     prefixes  prefixes of the names that the caller's API key may create or see; None: all names
     epoch     incarnation of the topic
     feed      number of the feed, chosen by the front
@@ -121,7 +121,7 @@ def band_in(byte: int) -> int:
     """Return the priority band in a byte of `outcome_byte` (`topics.engine.priority`).
 
     The front uses it to weigh later writes to the topic. If a request failed because the topic does
-    not exist, the band is that of a new topic.
+    not exist, it is the band of a new topic.
     """
     return byte >> _OUTCOME_BITS
 
@@ -166,9 +166,8 @@ class TopicParams(NamedTuple):
 
 
 class DiffResult(NamedTuple):
-    """``next_from_seq``: the reader's next cursor, if the page after it is not expected to change.
-
-    Then the front may request that page in advance. Otherwise None.
+    """``next_from_seq``: the reader's next cursor if the page after it is not expected to change,
+    so that the front may request that page in advance. Otherwise None.
     """
 
     next_from_seq: int | None
@@ -272,9 +271,9 @@ class ClaimResult(NamedTuple):
 
 
 class UnclaimedParams(NamedTuple):
-    """Release the leases of a claim whose answer did not reach the client.
+    """Release the leases of a claim whose response did not reach the client.
 
-    ``number`` and ``seqs`` are those of its `ClaimResult`.
+    ``number`` and ``seqs`` are the fields of its `ClaimResult`.
     """
 
     topic: str
@@ -313,7 +312,7 @@ class RedriveParams(NamedTuple):
 class WorkOpenParams(NamedTuple):
     """Open a work stream: lease up to ``max_jobs`` jobs at a time to it, and send them.
 
-    If ``lease_ms`` is None, the duration of the leases is that of the topic's config.
+    If ``lease_ms`` is None, the topic's config determines the duration of the leases.
     """
 
     work: int
@@ -598,9 +597,9 @@ class BackupParams(NamedTuple):
 
 
 class BackupBegun(NamedTuple):
-    """The shard has written a checkpoint and keeps the files that the checkpoint names.
+    """The shard has written a checkpoint and keeps the files that the checkpoint refers to.
 
-    ``flags`` names the delete flags of its segments, which must be copied before the cut.
+    ``flags`` lists the delete flags of its segments, which must be copied before the cut.
     """
 
     flags: Sequence[Any]  # for each file, the fields of `formats.disk.backup_archive.File`
@@ -665,7 +664,7 @@ class FeedReadParams(NamedTuple):
 
 
 class FeedReadResult(NamedTuple):
-    """A page for `FeedReadParams`. The first six fields are those of `FeedPageParams`."""
+    """A page for `FeedReadParams`. The first six fields are the same as in `FeedPageParams`."""
 
     from_seq: int
     to_seq: int

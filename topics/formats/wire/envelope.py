@@ -7,7 +7,7 @@
     failure        "E"   "cid" unsigned, "code" integer, "message" text, "data" any
     notification   "N"   "method" text, "params" any
 
-``cid`` correlates an answer with its request: it is the id of the message that carries the request.
+``cid`` correlates a reply with its request: it is the id of the message that carries the request.
 If ``params``, ``result`` or ``data`` is absent, it is None. A decoder ignores unknown keys. A JSON
 body is never part of an envelope, because it is the attachment of the message.
 
@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec.msgpack import Decoder, Encoder
 
-RPC_PREFIX: Final = "rpc/"  # prefix of the subjects of requests and answers
+RPC_PREFIX: Final = "rpc/"  # prefix of the subjects of requests and replies
 EVENT_PREFIX: Final = "event/"  # prefix of the subjects of notifications
 
 Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -54,14 +54,14 @@ class Request(msgspec.Struct, frozen=True, tag_field="t", tag="Q"):
 
 
 class Success(msgspec.Struct, frozen=True, tag_field="t", tag="R"):
-    """The answer to a successful request."""
+    """The reply to a successful request."""
 
     cid: Unsigned
     result: Any = None
 
 
 class Failure(msgspec.Struct, frozen=True, tag_field="t", tag="E", omit_defaults=True):
-    """The answer to a failed request. ``code`` is an `ErrorCode`."""
+    """The reply to a failed request. ``code`` is an `ErrorCode`."""
 
     cid: Unsigned
     code: int
@@ -70,7 +70,7 @@ class Failure(msgspec.Struct, frozen=True, tag_field="t", tag="E", omit_defaults
 
 
 class Notification(msgspec.Struct, frozen=True, tag_field="t", tag="N"):
-    """An event. It has no answer."""
+    """An event. It has no reply."""
 
     method: str
     params: Any = None

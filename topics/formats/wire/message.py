@@ -28,8 +28,8 @@ ARENA_REF: Final = struct.Struct("<QQ")  # offset and bytes of a block in the se
 assert ARENA_REF.size == 16
 
 MAX_MESSAGE_BYTES: Final = 1 << 30  # A larger total_len means that the stream is corrupt.
-# Attachments up to this size are copied. A longer one is a view, which keeps the complete buffer
-# that was read with it in memory.
+# Attachments up to this size are copied. A longer attachment is a view, which keeps the complete
+# read buffer in memory.
 COPIED_MAX_BYTES: Final = 64 * 1024
 
 
@@ -37,7 +37,8 @@ class PeerClosed(Exception):
     """The other process is not running, or the link session with it is closed."""
 
 
-# Bits of ``flags``. They are exchanged only between processes of one start, and never stored.
+# Bits of ``flags``. They are exchanged only between processes of one run of the server, and never
+# stored.
 ERROR: Final = 1  # a refusal: the payload is {code, message, about}
 ARENA: Final = 2  # the attachment is an ARENA_REF
 RELEASE: Final = 4  # no payload; the attachment is the ARENA_REF of a block that the peer may free

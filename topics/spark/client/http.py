@@ -20,15 +20,15 @@ from topics.spark.client.servers import without_user_info
 
 T = TypeVar("T")
 
-LIST_SIZE = calls.PAGE  # topics in a page of a list; no server gives more
+LIST_SIZE = calls.PAGE  # topics in a page of a list; no server returns more
 EXCERPT_CHARS = 80  # of a value in a message
-# What OpenSSL reports if one side rejects the other's certificate, or the server has no TLS.
+# The errors of OpenSSL if one side rejects the other's certificate, or the server has no TLS.
 TLS_FAILURE = re.compile(r"\[SSL: \w*(CERTIFICATE|UNKNOWN_CA|WRONG_VERSION)\w*\]")
-PAGE_BYTES = 8 << 20  # of records in a page; no server gives more (§11)
+PAGE_BYTES = 8 << 20  # of records in a page; no server returns more (§11)
 _AGAIN = "run the query or the job again"
 ADVICE = {
     "unauthorized": (
-        "give a key of the server by the option apiKeyFile or apiToken; TOPICS_API_KEY counts only"
+        "set a key of the server in the option apiKeyFile or apiToken; TOPICS_API_KEY counts only"
         " if it is set before the Spark session starts"
     ),
     "forbidden": (
@@ -72,9 +72,9 @@ ADVICE = {
 class RequestError(Exception):
     """A failed request that must not be repeated immediately.
 
-    ``status`` is the HTTP status, or 0 without a response. ``code`` is the API's ``error.code``
-    (§0.5), or ``unreachable``, ``tls_failed`` or ``bad_answer``. ``topic`` is empty for a request
-    that names no topic.
+    ``status`` is the HTTP status, or 0 if there was no response. ``code`` is the API's
+    ``error.code`` (§0.5), or ``unreachable``, ``tls_failed`` or ``bad_answer``. ``topic`` is empty
+    for a request without a topic.
     """
 
     def __init__(self, topic: str, status: int, code: str, message: str) -> None:

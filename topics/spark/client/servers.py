@@ -7,7 +7,7 @@ A list consists of addresses with optional names, separated by commas:
 
 The name of a server is its identity. It is stored in the offsets of queries, so a server that keeps
 its name may move to another address. If an entry has no name, its address is the name. User info
-of an address (``user:password@``) is a secret and never a part of the name.
+of an address (``user:password@``) is a secret and never part of the name.
 
 A new topic is created on the server that rendezvous hashing selects: the score of a server is a
 hash of its name and the topic's name, and the highest score wins. All clients select the same

@@ -51,7 +51,8 @@ class Appended:
 
     @property
     def surplus(self) -> int:
-        """Seqs that the topic gained in addition to this run's; negative if seqs are missing.
+        """Seqs that the topic gained in addition to the seqs of this run; negative if seqs are
+        missing.
 
         Eviction and deletion do not lower a topic's head. The head is lower only if the topic was
         created again, or the server was restored or lost records in a crash.
@@ -139,10 +140,10 @@ def append(
     """Append the rows of ``df``, which have the sink's columns, to the existing topic of
     ``options``, once for each ``scope``. Raise ``ServerError`` or ``JobError``.
 
-    ``order`` names columns that identify each row. With it, one partition sends all rows in that
-    order, so that the same rows make the same requests, regardless of their earlier partitions.
-    Without it, ``df`` must have the same rows in the same partitions and order when Spark computes
-    it again.
+    ``order`` names columns that identify each row. If it is given, one partition sends all rows in
+    that order, so that the same rows make the same requests, regardless of their earlier
+    partitions. Otherwise, ``df`` must have the same rows in the same partitions and order when
+    Spark computes it again.
     """
     topic, started = options.topic, time.monotonic()
     assert topic is not None, "a job has one topic to write to"

@@ -202,7 +202,7 @@ def add(commands: Commands) -> None:
     )
     add_arg = parser.add_argument
     add_arg("topic", help="name of the topic; with --pattern a regular expression for names")
-    add_arg("directory", help="of the archive: a path, or a URI that Hadoop and deltalake support")
+    add_arg("directory", help="the archive: a path, or a URI that Hadoop and deltalake support")
     add_arg("--pattern", action="store_true", help="all topics of all servers that match TOPIC")
     add_arg(
         "--format",

@@ -98,7 +98,7 @@ def check(
         now = now or (heads() if odd else {})
         if existing := [each for each in odd if is_current(each, now)]:
             compare(spark, options, archived, existing)
-    # A topic that was deleted during the run may have left the offsets.
+    # A topic that was deleted during the run may be missing from the offsets.
     return [*found, *(each for each in late if is_current(each, now))]
 
 
@@ -134,7 +134,7 @@ def is_current(each: Checked, heads: Heads) -> bool:
 def unread(run: QueryProgress, before: Heads) -> list[Checked]:
     """Return the topics that the query did not read up to their heads before the run."""
     found = []
-    # Of several incarnations, the last one counts.
+    # If there are several incarnations, use the last one.
     ends = {(server, topic): span.end for (server, topic, _), span in run.spans.items()}
     for server, topics in before.items():
         for topic, head in topics.items():

@@ -43,7 +43,8 @@ def dated(df: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    # All readers take this type as UTC. The default, INT96, has no time zone and no statistics.
+    # All readers interpret this type as UTC. The default, INT96, has no time zone and no
+    # statistics.
     df.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     day = f.expr(f"cast(floor(unix_millis(timestamp) / {DAY_MS}) as int)")
     rows = df.select(*COLUMNS, f.date_from_unix_date(day).alias("date"))
@@ -67,7 +68,7 @@ def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
         return
     if (table.version() > 0 and last is None) or (last is not None and last > batch):
         raise JobError(
-            f"{uri}: the checkpoint is older than the table, or of another one: restore the one"
+            f"{uri}: the checkpoint is older than the table, or belongs to another: restore the one"
             " that was written with it, or archive into a new folder"
         )
     names = {each.name for each in table.schema().fields}

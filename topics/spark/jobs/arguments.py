@@ -48,7 +48,7 @@ def add_common(parser: argparse.ArgumentParser, *, cores: bool = True) -> None:
         default=default,
         required=default is None,
         metavar="URL[,URL...]",
-        help="of the server, or of several ones as NAME=URL,NAME=URL; each topic is on one of them"
+        help="the server, or several servers as NAME=URL,NAME=URL; each topic is on one of them"
         " (default: %(default)s)",
     )
     parser.add_argument(

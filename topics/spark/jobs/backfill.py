@@ -2,8 +2,8 @@
 
 The idempotency key of a request consists of the job, the position of the request in its partition
 of the files, and its records. By default, the name of the job consists of the source and the topic.
-Therefore the same files loaded again append nothing, and of changed files only the differing
-requests are appended.
+Therefore loading the same files again appends nothing, and for changed files only the requests that
+differ are appended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ READER = {
 
 
 def format_of(source: str) -> str:
-    """Return the format of the suffix, ignoring ``.gz`` and the like after it; default: Parquet."""
+    """Return the format for the suffix, ignoring ``.gz`` and the like; default: Parquet."""
     found = (SUFFIXES.get(suffix.lower()) for suffix in reversed(Path(source).suffixes))
     return next(filter(None, found), "parquet")
 
@@ -98,7 +98,7 @@ def read(
 
 
 def _check_utf8(spark: SparkSession, source: str, lookup: dict[str, str]) -> None:
-    """Raise `JobError` for a file that is not UTF-8: Spark would replace its characters."""
+    """Raise `JobError` for a file that is not UTF-8, because Spark would replace its characters."""
     from pyspark.sql import functions as f
 
     lines = spark.read.options(**lookup).text(source).where("NOT is_valid_utf8(value)")
@@ -152,10 +152,10 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for Spark's reader, such as sep=; or multiLine=false, instead of the job's own value",
+        help="option of Spark's reader, such as sep=; or multiLine=false; replaces the job's value",
     )
     add("--schema", metavar="DDL", help="columns and types, such as 'id BIGINT, name STRING'")
-    add("--durability", choices=DURABILITIES, help="of the topic; an existing one is changed")
+    add("--durability", choices=DURABILITIES, help="of the topic; also set on an existing one")
     add(
         "--batch-records",
         type=positive,

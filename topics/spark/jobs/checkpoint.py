@@ -6,9 +6,9 @@ supports.
 
 Spark writes the offsets of a batch to a temporary file and then renames it. The batch begins with
 the rename. If the driver is killed before the rename of the first batch, Spark refuses the
-checkpoint at each later start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although no batch has
-begun. `claim` removes such files. It never removes files from a checkpoint in which a batch has
-begun.
+checkpoint whenever the query is started again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although
+no batch has begun. `claim` removes such files. It never removes files from a checkpoint in which a
+batch has begun.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
         for name in sorted(began.keys() | job.keys()):
             if (one := began.get(name, "")) != (other := job.get(name, "")):
                 raise JobError(
-                    f"{checkpoint.uri}: the checkpoint is of another job: its {name} is {one!r},"
-                    f" not {other!r}; give another checkpoint and another destination"
+                    f"{checkpoint.uri}: the checkpoint belongs to another job: its {name} is"
+                    f" {one!r}, not {other!r}; use another checkpoint and another destination"
                 )
         return
     checkpoint.write(JOB, msgspec.json.encode(job, order="sorted").decode())

@@ -65,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
         description="Jobs between files and topics. 'topics-spark JOB --help' is the manual of a"
         " job.",
         epilog=f"Environment: TOPICS_URL, TOPICS_API_KEY. {ExitCode.summary()} A job fails if a"
-        " topic or an archive has fewer records than it must have. More records in a topic are"
-        " those of other writers, and are reported.",
+        " topic or an archive has fewer records than it must have. Additional records in a topic"
+        " come from other writers, and are reported.",
     )
     commands = build.add_subparsers(dest="job", metavar="JOB", required=True)
     for name in JOBS:

@@ -1,9 +1,9 @@
 """Compact: append the last record of each key of a topic to another topic.
 
-The source is read up to its head at the start. A record is left out if it is also the last record
-of its key in the destination. Therefore a repeated job appends nothing, even if records of the
-source were evicted in between. The incarnation and the head of the source identify the job, so that
-a repeated task appends nothing twice.
+The source is read up to its head at the start of the job. A record is left out if it is also the
+last record of its key in the destination. Therefore a repeated job appends nothing, even if records
+of the source were evicted in between. The incarnation and the head of the source identify the job,
+so that a repeated task appends nothing twice.
 
 A record without a key is left out and counted. The results keep their order, keys, values, nodes
 and headers.

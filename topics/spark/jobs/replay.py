@@ -271,7 +271,7 @@ def add(commands: Commands) -> None:
         epilog=ExitCode.summary(),
     )
     argument = parser.add_argument
-    argument("directory", metavar="DIR", help="of the archive: a path, or a URI of an object store")
+    argument("directory", metavar="DIR", help="the archive: a path, or a URI of an object store")
     into = parser.add_mutually_exclusive_group(required=True)
     into.add_argument("topic", metavar="TOPIC", nargs="?", help="the target topic")
     into.add_argument(
@@ -289,7 +289,7 @@ def add(commands: Commands) -> None:
     day: dict[str, Any] = {"type": date.fromisoformat, "metavar": "DATE"}
     argument("--from", dest="since", default=date.min, help="first day, as 2026-01-31", **day)
     argument("--until", default=date.max, help="first excluded day", **day)
-    argument("--durability", choices=DURABILITIES, help="of the topics; existing ones are changed")
+    argument("--durability", choices=DURABILITIES, help="of the topics; also set on existing ones")
     argument("--job-id", help="name of the replay for idempotency (default: from DIR)")
     add_common(parser, cores=False)
 

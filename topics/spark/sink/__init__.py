@@ -14,7 +14,7 @@ partition, and its bytes. So rows in the same partitions and order have the same
 attempt: of a retried or speculative task, a repeated micro-batch, or a restarted driver. The write
 is identified by
 
-    df.write         the option jobId; without it, only the tasks of one write may be repeated
+    df.write         the option jobId; if it is absent, only the tasks of one write may be repeated
     df.writeStream   the id of the query in its checkpoint, and the number of the micro-batch
     foreachBatch     a batch write with .option("jobId", f"{query_name}:{batch_id}")
 

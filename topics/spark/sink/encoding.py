@@ -5,8 +5,8 @@ A row becomes a record and a comma, the input of `topics.client.chunks.Chunker.c
     {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS,"delay_ms":1,"deliver_at":2},
 
 Values and headers are copied, so each is parsed first: a value such as ``1},{"data":2`` would
-become two records. Keys, nodes and texts are escaped where necessary, which one search over the
-batch determines.
+become two records. Keys, nodes and texts are escaped only where necessary. One search over the
+batch finds these rows.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ def open_topic(
     *,
     is_job: bool = False,
 ) -> int | None:
-    """Create the topic if it is absent and the options allow it, and return its head seq; None if
-    the key lacks the scope ``read``, which a job needs. A topic that exists keeps its config. A job
-    gives it the durability of the options.
+    """Create the topic if it is absent and the options allow it, and return its head seq, or None
+    if the key lacks the scope ``read``, which a job needs. A topic that exists keeps its config. A
+    job gives it the durability of the options.
 
     Raises `ServerError`, or ``JobError`` for a topic that may not be created and for the queue of a
     job, which compares counts that acks change.
@@ -59,7 +59,7 @@ def open_topic(
     window_ms = state.config["idempotency_window_ms"]
     if window_ms < HOUR_MS:
         warn(
-            f'topic "{topic}" remembers idempotency keys for {window_ms / 1000:g} s only: a task or'
+            f'topic "{topic}" stores idempotency keys for {window_ms / 1000:g} s only: a task or'
             " job that is repeated later appends its records again. Set idempotency_window_ms to an"
             f" hour or more (PUT /v0/topics/{topic})."
         )

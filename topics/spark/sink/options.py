@@ -14,7 +14,9 @@ DURABILITIES = ("ephemeral", "memory", "disk", "fsync")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where and how to append. Picklable. If ``topic`` is None, each row contains its topic."""
+    """The destination and the settings of appends. Picklable. If ``topic`` is None, each row
+    contains its topic.
+    """
 
     connection: Connection
     topic: str | None

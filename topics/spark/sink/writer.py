@@ -62,7 +62,7 @@ class BatchWriter(DataSourceArrowWriter):
         return Written(sender.send(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Print a summary of one line."""
+        """Print a one-line summary."""
         figures = _figures(messages)
         _warn(self.warnings, figures)
         summary = summary_line(figures, seconds=time.time() - self.started)
@@ -76,7 +76,7 @@ class BatchWriter(DataSourceArrowWriter):
         write_stderr(f"topics: the write failed; {remaining or 'nothing was appended'}{again}")
 
     def _appended(self) -> int | None:
-        """Return the number of seqs since the write was planned, None if it is unknown."""
+        """Return the number of seqs since the write was planned, or None if it is unknown."""
         try:
             with Clients(self.options.connection, RetryBudget.PLANNING, self.places) as clients:
                 moved = [clients.head(topic) - head for topic, head in self.heads.items()]
@@ -180,8 +180,8 @@ def summary_line(figures: Sequence[TaskFigures], *, seconds: float) -> str:
 
 
 def remaining_records(figures: Sequence[TaskFigures], moved: int | None) -> str:
-    """Return a description of the records that a failed write has appended, empty if there are
-    none. ``moved`` is the number of new seqs in the topic, None if it is unknown.
+    """Return a description of the records that a failed write has appended, or an empty text if
+    there are none. ``moved`` is the number of new seqs in the topic, or None if it is unknown.
     """
     if moved is not None:
         return f"about {moved:,} records that it appended remain" if moved else ""

@@ -39,8 +39,8 @@ _text_of = msgspec.json.Decoder(str).decode
 
 
 def schema_of(names: Sequence[str]) -> t.StructType:
-    """Return a schema of these columns, by default of all but the epoch. Raises `BadOption` for an
-    unknown name.
+    """Return a schema of these columns, by default of all columns except the epoch. Raises
+    `BadOption` for an unknown name.
     """
     for name in names:
         if name not in TYPES:

@@ -78,7 +78,7 @@ class Given(dict[str, str]):
                 raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
 
     def only_one(self, *names: str) -> str | None:
-        """Return which of these is given, None if none is. Raises `BadOption` for several."""
+        """Return the given one of these options, or None. Raises `BadOption` for several."""
         found = [name for name in names if name.lower() in self]
         if len(found) > 1:
             raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
@@ -108,7 +108,7 @@ class Given(dict[str, str]):
         raise BadOption(f"option {name} is {text!r}; it is one of: {', '.join(values)}")
 
     def text(self, name: str) -> str | None:
-        """Return an option that is a text, None if it is absent. Raises `BadOption` if empty."""
+        """Return an option that is a text, or None if it is absent. Raises `BadOption` if empty."""
         text = self.get(name.lower())
         if text == "":
             raise BadOption(f"option {name} is empty")
@@ -118,7 +118,7 @@ class Given(dict[str, str]):
 class RetryBudget(Enum):
     """How long a request is retried if the server does not respond."""
 
-    QUICK = "at most one retry with short timeouts, if other servers can be read meanwhile"
+    QUICK = "at most one retry with short timeouts, if other servers can be read in the meantime"
     PLANNING = "few retries if no connection is established; the same as FULL if one is"
     FULL = "all retries that the options allow"
 
@@ -132,7 +132,7 @@ class TlsFiles(NamedTuple):
 
     @classmethod
     def parse(cls, given: Given, servers: Servers) -> TlsFiles | None:
-        """Return the files of the options, None without one. Raises `BadOption`."""
+        """Return the files of the options, or None if none is given. Raises `BadOption`."""
         files = cls(*(given.text(name) for name in ("caFile", "certFile", "keyFile")))
         if files == cls(None, None, None):
             return None
@@ -171,7 +171,7 @@ class Connection:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Connection:
         """Return the connection of these options. Servers and key default to the environment. Reads
-        the files that the options name. Raises `BadOption`.
+        the files that the options specify. Raises `BadOption`.
         """
         given = Given(options)
         _refuse_kafka(given)
@@ -261,8 +261,8 @@ class Clients:
 
         All servers are queried. A server that does not respond is ignored if another one has the
         topic; otherwise it is queried again with the budget, and its failure is a `ServerError`. A
-        key without the scope ``read`` finds only a topic that is on the server of its name.
-        Raises `RequestError` for a topic on two servers.
+        key without the scope ``read`` finds only a topic that is on the server that its name
+        selects. Raises `RequestError` for a topic on two servers.
         """
         if topic not in self.places:
             self.places[topic] = self._located(topic)
@@ -296,7 +296,7 @@ class Clients:
                 return False
 
     def head(self, topic: str) -> int:
-        """Return the head seq of the topic, 0 if it is absent. Raises `ServerError`."""
+        """Return the head seq of the topic, or 0 if it is absent. Raises `ServerError`."""
         server = self.server_of(topic)
         with errors_of(server):
             state = self.of(server).state(topic)

@@ -31,23 +31,23 @@ class TopicsDataSource(spark.DataSource):
         return schema_of(ReadOptions.parse(self.options, "either").columns)
 
     def reader(self, schema: StructType) -> spark.DataSourceReader:
-        """Return the reader of a batch."""
+        """Return the reader for a batch."""
         options = ReadOptions.parse(self.options, "batch")
         return BatchReader(options, Columns(schema, text=options.text))
 
     def streamReader(self, schema: StructType) -> spark.DataSourceStreamReader:  # noqa: N802
-        """Return the reader of a stream."""
+        """Return the reader for a stream."""
         options = ReadOptions.parse(self.options, "stream")
         return StreamReader(options, Columns(schema, text=options.text))
 
     @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> spark.DataSourceWriter:
-        """Return the writer of a DataFrame."""
+        """Return the writer for a DataFrame."""
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     @without_traceback
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> spark.DataSourceStreamWriter:
-        """Return the writer of a stream."""
+        """Return the writer for a stream."""
         return StreamWriter(self.options, schema, overwrite=overwrite)

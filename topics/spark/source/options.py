@@ -95,7 +95,7 @@ class ReadOptions:
         self._check_order()
 
     def _check_order(self) -> None:
-        """Raise `BadOption` for a start above the end of the same topic. An offset and a time
+        """Raise `BadOption` if a start is above the end of the same topic. An offset and a time
         cannot be compared here.
         """
         starting, ending = self.starting, self.ending
@@ -164,8 +164,8 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def _bounds(given: Given, side: str, rest: int, default: int) -> Bounds:
-    """Return where to start or end: without options at ``default``, and topics that JSON does not
-    name at ``rest``.
+    """Return the start or the end of the read: ``default`` if no option is given, and ``rest`` for
+    topics that a JSON option does not contain.
     """
     offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
     option = given.only_one(offsets, time, times)

@@ -169,7 +169,7 @@ class Survey:
         """Yield the losses between a position and ``last`` that several tasks would read.
 
         After the promotion of a standby, a topic lacks hundreds of millions of seqs. Therefore one
-        seq of each task is checked. What is lost before that seq, its task reports.
+        seq of each task is checked. The task of that seq reports the losses before it.
         """
         size, seq = self._options.max_records_per_partition, step.at.seq
         while (seq := seq + size) < last:
@@ -179,7 +179,7 @@ class Survey:
                 yield loss._replace(last=seq, estimate=min(loss.estimate, seq + 1 - loss.first))
 
     def connections(self, server: str, budget: RetryBudget) -> int:
-        """Return how often the server was connected to."""
+        """Return the number of connections that were opened to the server."""
         return self._clients.of(self._connection.server(server), budget).connections
 
     def common_end(self, step: Step, budget: RetryBudget) -> int | None:

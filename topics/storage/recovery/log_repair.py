@@ -149,8 +149,8 @@ class LogRepair:
         if damage.end is not None and damage.end < damage.first:
             # The file overlaps the file before it.
             raise CannotRepair(damage.path, damage.offset, damage.reason)
-        # From here on, three cases: no file contains the LSN, the frame there is intact but does
-        # not follow on the state, or its bytes are damaged.
+        # There are three cases: no file contains the LSN, the frame there is intact but does not
+        # fit the state, or its bytes are damaged.
         file = self._file(damage.first)
         if file is None:
             # No file has this LSN, so a file is missing.
@@ -258,7 +258,7 @@ class LogRepair:
         losses = [*self._known_losses(first, following, rebuilt)]
         rest = end - first - sum(frame.length for frame in rebuilt)
         header = None
-        # With rebuilt frames, the first bytes of the range are known, and the header is not
+        # If frames were rebuilt, the first bytes of the range are known, and the header is not
         # needed.
         if not rebuilt:
             header = self._corrected(file, first, end) or (
@@ -364,7 +364,7 @@ class LogRepair:
                 found.append(frame)
                 heads[topic_id], space = last, space - frame.length
         # The remaining bytes must be none, or enough for a LOST frame.
-        # A rest that is too short for a frame header cannot be filled. Give up frames until it
+        # If the rest is too short for a frame header, it cannot be filled. Drop frames until it
         # can.
         while found and 0 < space < FRAME_HEADER_BYTES:
             space += found.pop().length
@@ -436,7 +436,7 @@ class LogRepair:
 
         The frames of an unknown topic end at the next frame that creates it.
         """
-        # A frame of a known topic, or of no topic, does not follow on the state. Only this frame
+        # A frame of a known topic, or of no topic, does not fit the state. Only this frame
         # is dropped.
         if header.topic_id in self._by_id or not header.topic_id:
             found = next(self._frames(header.lsn), None)
@@ -454,7 +454,7 @@ class LogRepair:
     def drop_dependent_frames(self, damage: Damaged) -> None:
         """Replace the frames that depend on damaged data by LOST frames. Raise `CannotRepair`."""
         blobs = self._reader.blobs
-        # The damage is either a blob that frames name, or a frame of the log.
+        # The damage is either in a blob that frames refer to, or in a frame of the log.
         # A blob is found by its path, a frame by its file and offset.
         damaged_lsns = {
             blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path
@@ -468,7 +468,7 @@ class LogRepair:
         if not frames:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         self._drop(frames, damage.path, damage.reason)
-        # A damaged blob is renamed, because no frame names it any longer. Other damaged files
+        # A damaged blob is renamed, because no frame refers to it any longer. Other damaged files
         # stay in place.
         if damage.path not in {file.path for file in self._files}:
             self._plan.add_damaged_file(damage.path, is_kept=not damaged_lsns)
@@ -505,7 +505,7 @@ class LogRepair:
 
     def _write(self, file: WalFile, first: int, end: int, losses: Sequence[LostSeqs]) -> None:
         """Write a LOST frame that fills the range from ``first`` to ``end``."""
-        # Without space for all rows, a repair would hide losses.
+        # If some rows did not fit, the repair would hide losses.
         if lost_frame_bytes(len(losses)) > end - first:
             raise CannotRepair(
                 file.path, file.offset(first), "the LOST frame for all lost seqs does not fit"

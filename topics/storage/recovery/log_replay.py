@@ -86,7 +86,7 @@ class LogReplay:
         first = max(bisect_right(bases, self._from_lsn) - 1, 0)
         lsn, rest_bytes = self._from_lsn, 0
         self._total_bytes = max(sum(file.size for file in files[first:]), 1)
-        # The files must follow on each other without a hole. The replay stops at the first frame
+        # Each file must begin where the file before it ends. The replay stops at the first frame
         # that is missing or damaged.
         for index, file in enumerate(files[first:], first):
             if file.base != lsn:
@@ -146,7 +146,7 @@ class LogReplay:
                     self._progress.report_share(
                         (self._done_bytes + lsn + shift) / self._total_bytes
                     )
-        # The error names the frame, so that a repair can replace exactly this frame.
+        # The error identifies the frame, so that a repair can replace exactly this frame.
         except StateMismatch as error:
             assert header is not None, "a frame was replayed"
             what = f"frame of kind {header.kind} about topic {header.topic_id}"
@@ -191,7 +191,7 @@ class LogReplay:
         generation: int,
     ) -> None:
         """Replay a FORWARD frame. Raise `StateMismatch`."""
-        # All frames that the runs name must exist before a row is applied.
+        # All frames that the runs refer to must exist before a row is applied.
         try:
             held = decode_forward(header, body)
             for run in held.runs:
@@ -207,7 +207,7 @@ class LogReplay:
         The blob is kept even if its topic is deleted. Raise `BadCopies` if there is no such frame,
         for example because a repair has replaced it by a LOST frame.
         """
-        # A frame may only name earlier frames of its own file (`decisions/0058`).
+        # A frame may only refer to earlier frames of its own file (`decisions/0058`).
         named = (
             header_at(view, FILE_HEADER_BYTES + lsn - base) if base <= lsn < header.lsn else None
         )

@@ -86,22 +86,20 @@ class ShardRepair(RepairPlan):
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
         damaged = [path for path in own_files(folder, CHECKPOINT) if path not in intact]
-        # A start uses an intact checkpoint. Without any, the log from its first frame on is
-        # needed.
-        # Damaged checkpoints are not needed if another one is intact.
+        # Startup uses an intact checkpoint. If there is none, it needs the log from its first frame
+        # on. Damaged checkpoints are not needed if another one is intact.
         if intact:
             self.damaged_files += damaged
             self.lines += [
                 f"{path}: incomplete checkpoint; another one is intact, no data is lost"
                 for path in damaged
             ]
-        # Each pass replaces the damage that stops a start, until a start succeeds.
-        # Each pass starts from the images of the passes before it, until recovery has no
-        # objection. The passes end, because `_refuse_repeated` stops if the same damage is found
-        # twice.
+        # Each pass replaces the damage that prevents startup, until startup would succeed.
+        # Each pass starts from the images of the passes before it, until recovery rejects nothing.
+        # The passes end, because `_refuse_repeated` stops if the same damage is found twice.
         while self._find_damage(0):
             pass
-        # Repair for the older checkpoint too, so that a start can still fall back to it.
+        # Repair for the older checkpoint too, so that startup can still fall back to it.
         if len(intact) > 1:
             self._plan_older(sorted(intact)[-2])
         for path in blobs:
@@ -142,7 +140,7 @@ class ShardRepair(RepairPlan):
         reader.files = self._open_log(reader)
         repair = LogRepair(reader, reader.files, self)
         try:
-            # A clean stop is not trusted, so that the blobs are verified completely.
+            # A clean shutdown is not trusted, so that the blobs are verified completely.
             reader.read(self._now, trusts_stop=False)
         except DamagedLog as damage:
             self._refuse_repeated(damage)
@@ -232,7 +230,7 @@ class ShardRepair(RepairPlan):
         have lost as many seqs as the file can contain. The next pass fills the bytes before it.
         """
         base = int(path.stem, 16)
-        # Everything before the checkpoint is known from it. Losses begin there.
+        # The checkpoint contains everything before its LSN, so losses begin there.
         lsn = max(base, known_to)
         size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
         header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
@@ -246,7 +244,8 @@ class ShardRepair(RepairPlan):
 
         No frame refers to these blobs any longer, and startup would remove them.
         """
-        # Without changes nothing was lost, and a start handles unnamed blobs itself.
+        # If nothing was changed, nothing was lost, and startup itself handles blobs without a
+        # frame.
         if not self.changed:
             return
         for path in blob_paths(reader.folders.blob):
@@ -282,7 +281,7 @@ class ShardRepair(RepairPlan):
 
     def apply(self) -> None:
         """Make the planned changes. After an OSError, a later repair makes the remaining ones."""
-        # File by file in the order of the log. Each replacement is atomic, so an interrupted
+        # Replace the files in the order of the log. Each replacement is atomic, so an interrupted
         # repair leaves a state that the next one can handle.
         for path in sorted(self.changed):
             _, data = self.images[path]
@@ -334,9 +333,8 @@ def _header_of(path: Path, data: bytearray, shard: int) -> FileHeader | None:
     if path.suffix != LOG or len(data) < FILE_HEADER_BYTES + FRAME_HEADER_BYTES:
         return None
     base, (salt,) = int(path.stem, 16), SALT.unpack_from(data)
-    # With one flipped bit the header was damaged and not exchanged. More than one bit would be a
-    # guess.
-    # Try the salt as it is, and then with each of its bits flipped.
+    # If one bit has flipped, the header was damaged and not replaced. Correcting more bits would be
+    # a guess. Try the salt as it is, and then with each of its bits flipped.
     for flipped in (0, *(1 << bit for bit in range(64))):
         header = FileHeader(shard, base, salt ^ flipped, len(data))
         found = check_frame(memoryview(data), FILE_HEADER_BYTES, base, header.seed)

@@ -4,7 +4,7 @@
     intact_checkpoints  read the newest intact checkpoint                    checkpoints.py
     SegmentStore.open   open the segments that it refers to
     open_log            open the files of the log
-    check_log_start     without a checkpoint, the log must contain everything
+    check_log_start     if there is no checkpoint, the log must contain everything
     restore_topics      restore topics and extents from the checkpoint       topic_restore.py
     LogReplay.run       replay all frames from the checkpoint's LSN on       log_replay.py
     check_sealed        the log has all frames from which segments were made
@@ -107,7 +107,7 @@ class ShardReader:
         self._shard, self._progress = shard, progress
         self.folders = folders = open_folders(data_dir, shard, progress)
         # The newest intact one is first. A damaged newest checkpoint is not an error if an older
-        # one is intact, because its log is still there.
+        # one is intact, because the log that it needs still exists.
         intact = checkpoints.intact_checkpoints(folders.checkpoint, progress.heartbeat)
         self.checkpoint = checkpoint = intact[age] if intact else None
         # The needs of all intact checkpoints: files that only the older one needs must survive,
@@ -141,7 +141,7 @@ class ShardReader:
         checkpoint, engine, progress, files = (
             *(self.checkpoint, self.engine, self._progress, self.files),
         )
-        # Without a checkpoint, everything must come from the log, from its first frame on.
+        # If there is no checkpoint, the log must contain everything, from its first frame on.
         if checkpoint is None:
             check_log_start(self.folders, files)
         # Records are read through this store while frames are replayed.
@@ -151,14 +151,14 @@ class ShardReader:
         # Only now is the end of the log known.
         check_sealed(self.folders.segment, self.segments, end.lsn)
         restore_keys(engine.table, self.segments, *restored, self.replay.keys, now, progress)
-        # The log ends exactly where the last process has stopped. Anything else is the end of a
-        # crash.
+        # After a clean shutdown, the log ends exactly at the LSN of the checkpoint. Otherwise the
+        # last process has crashed.
         is_clean = checkpoint is not None and checkpoint.clean and checkpoint.lsn == end.lsn
         # After a clean shutdown, only the headers of blobs are read. The first reader of the
         # records verifies the body.
         is_complete = not (is_clean and trusts_stop)
         for blob_id in progress.over(self.blobs.added()):
-            # A blob is needed only if the log still names it at its end.
+            # A blob is needed only if the log still refers to it at the end.
             self.blobs.verify(*blob_id, with_body=is_complete)
         return end, is_clean
 
@@ -199,13 +199,14 @@ def recover(
     reader = ShardReader(data_dir, shard, shards, progress)
     folders, segments, engine, files = reader.folders, reader.segments, reader.engine, reader.files
     replay, blobs, kept = reader.replay, reader.blobs, reader.kept
-    # A refused start must leave every file unchanged, so that an operator can copy or repair it.
+    # If startup is refused, every file must stay unchanged, so that an operator can copy or repair
+    # it.
     try:
         reader.open_log(writable=True)
         end, is_clean = reader.read(now)
-        # Seqs and `$ts` of records in memory were reserved in advance. The decision skips
-        # what may have been used and lost. Under another boot, even written frames may be
-        # lost, because the page cache was.
+        # Seqs and `$ts` of records in memory were reserved in advance. The decision skips the
+        # values that may have been used and lost. After a reboot, even written frames may be lost,
+        # because the page cache was lost.
         frames = start.decide(
             reader.topics,
             now,
@@ -222,14 +223,15 @@ def recover(
     # Only now does this process own the files.
     for file in files:
         file.take_name()
-    # Remove the torn tail durably before the first new frame. Otherwise a later start could find
+    # Remove the torn tail durably before the first new frame. Otherwise a later startup could find
     # an old frame after a new one.
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
     # In the same boot, the page cache may contain flags whose sync has failed, and the kernel
     # would not write them again on its own.
     if not is_clean and replay.boot == boot:
         segments.flags.rewrite()
-    # Delete files that no intact checkpoint names. They were unfinished at the crash.
+    # Delete files that no intact checkpoint refers to. They were unfinished when the process
+    # crashed.
     segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.heartbeat)
     for unfinished in own_files(folders.wal, file_names.NEW_LOG):
         unfinished.unlink()
@@ -246,7 +248,7 @@ def recover(
         sync_ms=wal_sync_ms,
         check=folders.check,
     )
-    # The START frame is the last one of this start. It identifies the boot to later starts.
+    # The START frame is the last startup frame. It identifies the boot for later startups.
     frames.append(start_frame(boot, now.ts))
     unwritten = write_start_frames(wal, folders.checkpoint, frames, progress)
     progress.report_share(1.0)
@@ -314,8 +316,9 @@ def write_start_frames(
 ) -> list[Frame]:
     """Write and sync the startup frames. Return the frames if the log has no space for them.
 
-    Records of `ephemeral` topics are acknowledged without the log, but not before these frames are
-    written. The call also creates the reserves. On a full disk the shard creates them later.
+    Records of `ephemeral` topics are acknowledged without a write to the log, but not before these
+    frames are written. The call also creates the reserves. On a full disk the shard creates them
+    later.
     """
     # Create the reserves before the first frame, while the disk may still have space.
     with contextlib.suppress(OSError):
@@ -325,12 +328,12 @@ def write_start_frames(
         checkpoints.reserve_space(checkpoint_folder)
     progress.heartbeat()
     wal.begin(frames)
-    # `wait_synced` raises other errors, which stop the start.
+    # `wait_synced` raises other errors, which abort startup.
     try:
         wal.wait_synced(progress.heartbeat)
         unwritten = []
     except NoSpace:
         unwritten = frames
-    # The log is known to have space, or to refuse. From now on blobs may end a file.
+    # It is now known whether the log has space. From now on, blobs may end a file.
     wal.rotates_by_blobs = True
     return unwritten

@@ -5,10 +5,10 @@ be ahead of that LSN: they include deletes that the replay has not reached yet. 
 finds these deletes in the log, and `ReplayStore.restore_live` marks their records as live until
 then.
 
-Idempotency keys are restored after all frames, because only then the window of each topic is known.
-They have three sources, each in the order of seqs: the checkpoint (keys whose records are deleted),
-the tables of extents, and the frames of the log. The checkpoint also contains the keys of copies of
-any age, and the log adds the keys of later copies.
+Idempotency keys are restored after all frames, because the window of each topic is not known
+before. They have three sources, each in the order of seqs: the checkpoint (keys whose records are
+deleted), the tables of extents, and the frames of the log. The checkpoint also contains the keys of
+copies of any age, and the log adds the keys of later copies.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Keys = dict[int, list[KeptKey]]
 
 
 class LaterDeletes:
-    """Runs that were deleted after the LSN as of which the checkpoint contains their topic.
+    """Runs that were deleted after the LSN of their topic in the checkpoint.
 
     There may be millions of runs, and each extent looks up its own. Therefore they are stored in 16
     bytes each, partitioned by seq.
@@ -135,8 +135,8 @@ def restore_topics(
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 runs = later_deletes.of(entry.topic_id, entry.first_seq, entry.record_count)
-                # Clear the flags of later deletes first. Counts must be those at the time of the
-                # checkpoint.
+                # Clear the flags of later deletes first, because the counts must match the time of
+                # the checkpoint.
                 store.restore_live(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 if entry.keys_len:
@@ -148,7 +148,7 @@ def _restore_items(replay: Replay, items: Iterable[Item]) -> Keys:
     """Restore topics and jobs. Return the idempotency keys, which are restored later."""
     keys: Keys = {}
     for item in items:
-        # Each item has one distinguishing field. Topics are all others.
+        # Each kind of item except topics has a distinguishing field.
         if "digests" in item:
             keys.setdefault(item["id"], []).extend(KEY_ROW.iter_unpack(item["digests"]))
         elif "moved" in item:
@@ -167,7 +167,7 @@ def find_later_deletes(
     files: Sequence[WalFile],
     progress: StartProgress,
 ) -> None:
-    """Collect the runs that were deleted after the LSN as of which the checkpoint has their topic.
+    """Collect the runs that were deleted after the LSN of their topic in the checkpoint.
 
     ``replay_from`` is the LSN of the first frame to replay.
     """

@@ -26,11 +26,11 @@ from topics.storage.segments.segment_file import Segment
 from topics.storage.segments.segment_store import SegmentStore
 
 AHEAD_BYTES = 4 << 20  # 10 ms of a disk that reads 400 MB/s
-EXTENTS_MAX = 16  # remembered extents; pages of earlier ones may have left memory
+EXTENTS_MAX = 16  # tracked extents; pages of earlier ones may have left memory
 
 
 class Prefetch:
-    """Prefetches for readers, and remembers for some extents how far it has prefetched."""
+    """Prefetches for readers, and tracks how far it has prefetched some extents."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -81,7 +81,7 @@ class Prefetch:
         self._request(segment, locator, entry, 0)
 
     def _note(self, locator: int, end: int) -> None:
-        """Remember how far an extent is prefetched, and drop the oldest entry above the limit."""
+        """Record how far an extent is prefetched, and drop the oldest entry above the limit."""
         self._requested.pop(locator, None)
         if len(self._requested) >= EXTENTS_MAX:
             del self._requested[next(iter(self._requested))]

@@ -61,7 +61,8 @@ class Segment:
             raise Damaged(path, 0, f"belongs to {owner}")
         self.size = self.trailer.file_length
         self.has_deleted = bytearray(self.trailer.entry_count)
-        # Extents whose tables were found intact, because a delete reads all extents of a topic.
+        # Extents whose tables were found intact. They are not checked again, because a delete reads
+        # all extents of a topic.
         self.checked = bytearray(self.trailer.entry_count)
         # If no flag is set, the directory need not be decoded.
         if flags.count(0) != len(flags):

@@ -82,7 +82,7 @@ class BlobWriter:
     def write(self, chunks: Sequence[Buffer]) -> None:
         """Append to the body, and sync it.
 
-        Each call syncs, so that the syncs of the log find a short queue at the disk.
+        Each call syncs, so that little data is queued at the disk when the log is synced.
         """
         for chunk in chunks:
             self._crc = crc32c.crc32c(chunk, self._crc)
@@ -107,7 +107,7 @@ class BlobWriter:
 
 
 class BlobView(RecordsView):
-    """The records of a blob. Bytes are checked for readability before they are accessed."""
+    """The records of a blob. Before bytes are accessed, the view checks that they can be read."""
 
     __slots__ = ("_file", "_on_damage", "_tables_end")
 
@@ -119,7 +119,7 @@ class BlobView(RecordsView):
         file: MappedFile,
         on_damage: Callable[[Damaged], None],
     ) -> None:
-        """Raise `Damaged`, as each read of the view does. ``on_damage`` is called before."""
+        """Raise `Damaged`, as each read of the view does. ``on_damage`` is called first."""
         super().__init__(flags, count, ext_len, blob.body_of(file.data))
         self._file, self._on_damage = file, on_damage
         # The tables precede the records. They are checked now, and the records when they are
@@ -136,13 +136,13 @@ class BlobView(RecordsView):
 
     @property
     def blob(self) -> memoryview:
-        """All rendered records, checked for readability."""
+        """Return all rendered records after checking that they can be read."""
         found = super().blob
         self._check_readable(self._tables_end, self._tables_end + len(found))
         return found
 
     def part(self, begin: int, end: int) -> memoryview:
-        """Return a range of the rendered records, checked for readability."""
+        """Return a range of the rendered records after checking that it can be read."""
         self._check_readable(self._tables_end + begin, self._tables_end + end)
         return super().blob[begin:end]
 
@@ -157,7 +157,7 @@ class _Blob:
     __slots__ = ("is_checked", "is_copied", "length", "lsn", "mapped")
 
     def __init__(self, lsn: int, length: int, is_checked: bool) -> None:
-        # ``lsn`` decides whether an undone or a sealed part of the log names the blob
+        # ``lsn`` determines whether an undone or a sealed part of the log refers to the blob
         # (`drop_from`, `absorb`).
         self.lsn, self.length, self.is_checked = lsn, length, is_checked
         self.is_copied = False
@@ -169,7 +169,7 @@ class BlobStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Called every few milliseconds by operations that take long.
+        # Called every few milliseconds by long operations.
         self.heartbeat: Callable[[], None] = lambda: None
         # Called for damage that a reader finds.
         self.on_damage: Callable[[Damaged], None] = lambda _: None
@@ -192,7 +192,7 @@ class BlobStore:
         self._written.add((topic_id, first_seq))
 
     def add(self, topic_id: int, first_seq: int, lsn: int) -> None:
-        """Add a blob after the log has a frame, at ``lsn``, that names it."""
+        """Add a blob after the log has a frame at ``lsn`` that refers to it."""
         # A blob of this process is intact. Any other one is checked before its first use.
         is_checked = (topic_id, first_seq) in self._written
         self._written.discard((topic_id, first_seq))
@@ -339,7 +339,7 @@ class BlobStore:
         deleted. These files are not removed here: the part of the log that refers to them is kept
         while the older checkpoint needs it.
         """
-        # Blobs that the log names are in use.
+        # Blobs that the log refers to are in use.
         wanted = {self.path(*blob_id) for blob_id in self.added()}
         absorbed = []
         for path in own_files(self.folder, file_names.BLOB, file_names.NEW_BLOB):
@@ -347,8 +347,8 @@ class BlobStore:
             if path in wanted:
                 continue
             named = blob_of(path.name)
-            # The head tells an absorbed blob from an unfinished one, because its seqs were
-            # assigned.
+            # The head distinguishes an absorbed blob, whose seqs were assigned, from an unfinished
+            # one.
             if named is not None and named[1] <= heads.get(named[0], 0):
                 # The write was in the log, so its records are in a segment or deleted.
                 absorbed.append(path)

@@ -172,7 +172,7 @@ class Wal:
             self._blob_bytes += self.blobs.length(frame.topic_id, frame.first_seq)
         elif frame.named_bytes:
             self._blob_bytes += frame.named_bytes
-        # ``synced_lsn`` in the header informs a later start how much of the log was certainly on
+        # ``synced_lsn`` in the header shows a later startup how much of the log was certainly on
         # the disk when this frame was written (`decisions/0014`).
         self._chunks += encode_frame(frame, lsn, self.synced_lsn, file.seed)
         self.next_lsn = lsn + length
@@ -188,7 +188,7 @@ class Wal:
     def end_file(self) -> None:
         """Treat the current file as full, so that the next frame that may begin a file does.
 
-        Forwards call this if their frame does not fit into the file whose frames it names.
+        Forwards call this if their frame does not fit into the file whose frames it refers to.
         """
         self._blob_bytes = max(self._blob_bytes, self.file_bytes)
         self.rotates_by_blobs = True
@@ -209,11 +209,11 @@ class Wal:
     def _begin_file(self, lsn: int, length: int) -> WalFile:
         # A file is complete on disk before the next one begins.
         # Otherwise a power loss could keep the beginning of the next file and lose the end of
-        # this one. A start would then find a hole.
+        # this one. Startup would then find a gap.
         self.flush(sync=True, immediate=False)
         size = max(self.writer.spares.file_bytes, FILE_HEADER_BYTES + length)
         # The random seed is part of each checksum. So frames of a file that was used before are
-        # never taken for frames of this one.
+        # never mistaken for frames of this file.
         self._tail = WalFile(
             self.folder, FileHeader(self.shard, lsn, secrets.randbits(64), size), size
         )
@@ -258,8 +258,8 @@ class Wal:
         return progress
 
     def begin(self, frames: Iterable[Frame]) -> None:
-        """Hand over the frames of a start before all other frames. They may use the reserve."""
-        # Frames of a start must be written even on a nearly full disk, because nothing can be
+        """Hand over the startup frames before all other frames. They may use the reserve."""
+        # Startup frames must be written even on a nearly full disk, because nothing can be
         # acknowledged before them. So the group may use the reserve regardless of the kinds of
         # its frames.
         for frame in frames:
@@ -425,7 +425,7 @@ class Wal:
         poller, beats = select.poll(), 0
         poller.register(self.progress_fd, select.POLLIN)
         while self.synced_lsn < self.next_lsn:
-            # The limit of heartbeats makes the supervisor notice a disk that never replies.
+            # The limit of heartbeats makes the supervisor notice a disk that does not respond.
             if not poller.poll(HEARTBEAT_MS if beats < HEARTBEATS_MAX else None):
                 beats += 1
                 heartbeat()
@@ -436,8 +436,8 @@ class Wal:
 
         Raise the error of this last write or sync, unless the log has `failed` before.
         """
-        # The order of a stop: all frames are written and synced, then the threads end, then files
-        # are closed.
+        # The order of a shutdown: all frames are written and synced, then the threads end, then
+        # files are closed.
         self.flush(sync=True, immediate=False)
         self.writer.stop()
         try:

@@ -128,7 +128,7 @@ class WalFile:
     def _is_first(self) -> bool:
         """Return whether the log has no older file.
 
-        Without an older file, `log_paths` cannot recognize a spare that lost its new name.
+        If there is no older file, `log_paths` cannot recognize a spare that lost its new name.
         """
         return all(path == self.path for path in own_files(self.folder, file_names.LOG))
 

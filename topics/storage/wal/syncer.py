@@ -105,7 +105,7 @@ class Syncer:
         self.run_later(partial(self._sync_and_report, file, lsn))
 
     def run_later(self, job: Job) -> None:
-        """Queue a job for the thread. It may take long and must not raise."""
+        """Queue a job for the thread. It may take a long time, and must not raise."""
         self._jobs.put(job)
 
     def stop(self) -> None:

@@ -150,7 +150,8 @@ class WalWriter:
         took_ms = (time.perf_counter() - began) * 1000
         # Without a notification, the writer thread would not plan the background sync of this
         # group.
-        # The thread sleeps without a time limit. It must learn that there are unsynced frames.
+        # The thread sleeps without a time limit. It must be notified that there are unsynced
+        # frames.
         if self._must_notify or group.end - self._notified >= SYNC_BYTES:
             self._must_notify = False
             self._notify(group)
@@ -285,7 +286,7 @@ class WalWriter:
             if not self._sync(written):
                 return None
             sync_ms = (time.perf_counter() - self._wrote_at) * 1000
-        # No group waits. The time is up, or the unsynced bytes have reached the limit, above
+        # No group waits. The sync is due, or the unsynced bytes have reached the limit, above
         # which a sync takes too long.
         elif self._wrote_at >= self._sync_at or written - self._handed_on >= SYNC_BYTES:
             self._sync_later(written)
@@ -353,7 +354,7 @@ class WalWriter:
         if end - start < JOIN_MAX_BYTES:
             chunks = [b"".join(chunks)]
         state = self.state
-        # `begin_write` notes the range, so that a failure during the write knows what to cut.
+        # `begin_write` notes the range, so that it is known what to cut after a failed write.
         if not state.begin_write(file, end):
             return False
         error = None
