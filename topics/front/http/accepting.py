@@ -129,7 +129,7 @@ CHECKS_PER_ITERATION = 8
 # Waiting clients that have no key, or the same key, if no slot is free. They wait about a second.
 WAITING_MAX = 512
 UNSORTED_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
-TASK_END_PASSES = 2  # loop iterations in which a cancelled task closes its connection
+TASK_END_PASSES = 8  # most loop iterations in which a cancelled task closes its connection
 RETRY_S = 0.1
 FIRST_READ_BYTES = 64 * 1024
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
