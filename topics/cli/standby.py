@@ -411,7 +411,7 @@ def promote(
             if not force and (state := _responds(shell, origin)):
                 what = f"{origin.url} responds ({state}): stop it, or promote with --force"
                 raise Failed(what, "source_responds")
-            loss = _expected_loss(copy)
+            loss = _expected_loss(copy, number)
             _stop_loop(copy)
         try:
             with restore_errors(str(directory), f"{directory} remains a standby"):
@@ -476,9 +476,13 @@ def _has_open(pid: int, file: Path) -> bool:
     return False
 
 
-def _expected_loss(copy: Standby) -> Behind | None:
-    """Return what the source has written since the newest generation, if its rate was constant."""
-    found = copy.intact()[-KEEP_DEFAULT:]  # a damaged manifest must not prevent a promotion
+def _expected_loss(copy: Standby, number: int | None) -> Behind | None:
+    """Return what the source has written since a generation, or since the newest one, if its rate
+    was constant.
+    """
+    # A damaged manifest must not prevent a promotion.
+    found = [each for each in copy.intact() if number is None or each.number <= number]
+    found = found[-KEEP_DEFAULT:]
     if len(found) < 2:
         return None
     first, last = found[0], found[-1]
