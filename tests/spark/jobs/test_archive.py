@@ -149,7 +149,7 @@ def test_an_archive_continues_only_in_its_folder_with_its_checkpoint(
     refuse(restored, "the checkpoint is older than the table")
     assert offsets(root) == [*range(1, 31)]
     empty = spark.createDataFrame([], schema_of(archive_table.COLUMNS))
-    with pytest.raises(JobError, match="or of another one"):
+    with pytest.raises(JobError, match="or belongs to another"):
         commit(dated(empty), 3, "another query", f"file://{root}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "file", "older"]
 
