@@ -278,8 +278,8 @@ class Link:
         # Take the queue first. A message that is sent while this runs belongs to the next flush.
         queue, length, is_stalled = self.queue, self._queued_bytes, bool(self._unsent)
         self.queue, self._queued_bytes, self._deferred_count, self.is_due = [], 0, 0, False
-        # If earlier data wait for space, append to them, so that the order of messages is kept.
-        # One copy and one write for most flushes.
+        # If earlier data waits for space, append to it, so that the order of messages is kept.
+        # Most flushes need only one copy and one write.
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if is_stalled else self.producer.write(joined)
@@ -463,7 +463,7 @@ class Link:
         self.reader.reclaim(session)
         if self._is_half_used(session):
             return
-        # Clear the own fields before the session is announced. The peer must not read old
+        # Clear the fields of this end before it announces the session. The peer must not read old
         # positions under the new number.
         self.producer.clear()
         self._consumer.clear()
@@ -508,10 +508,10 @@ class Link:
         Called by the timer.
         """
         self.flush()
-        # The doorbell is rung already if this end will run anyway. Otherwise a wake-up was lost.
+        # If the doorbell is already rung, this end will run without further action.
         if self._is_asleep and self._has_work() and not _is_rung(self._bell):
-            # If the session has changed, this end waited for the release of arena blocks. A release
-            # does not ring the doorbell, so this is not a lost wake-up.
+            # Count a lost wake-up only within a session. Between two sessions, this end may have
+            # waited for the release of arena blocks, which does not ring the doorbell.
             self.late_bells += self._cell[0] == self._session
             os.eventfd_write(self._bell, 1)
 

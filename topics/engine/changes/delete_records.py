@@ -175,7 +175,7 @@ def must_wait(table: TopicTable, name: str) -> bool:
 
 
 def _cut_slice(topic: Topic, bound: int) -> int:
-    """Return the seq below which one slice cuts, if all records below ``bound`` are deleted."""
+    """Return the end of the next slice (exclusive) of a delete of all records below ``bound``."""
     index = topic.index
     # The bounds limit the work of the commit, not only of the decision.
     if len(index) > SLICE_ENTRIES:
