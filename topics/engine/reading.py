@@ -204,7 +204,7 @@ class _Reader:
         if self._at == self._end:
             return False
         # The limit of examined records is reached. A filter may skip any number of records, and
-        # the shard must serve others in between. If the page has no result yet, the caller
+        # the shard must serve other requests in between. If the page has no result yet, the caller
         # continues the read later.
         if self._scanned >= SCAN_RECORDS_MAX:
             self._page.unfinished = not self._page.completes_poll

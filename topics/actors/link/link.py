@@ -455,11 +455,9 @@ class Link:
     def _adopt(self, session: int) -> None:
         """Enter ``session``, or retry in the next pass if blocks in its memory are in use.
 
-        The users of received blocks are requested to release them. The code that fills blocks was
-        notified by ``on_close``.
+        Request the holders of received blocks to release them. The code that fills blocks was
+        already notified by ``on_close``.
         """
-        # Request the holders of blocks of this half to release them, and try again in the next
-        # pass.
         self.reader.reclaim(session)
         if self._is_half_used(session):
             return

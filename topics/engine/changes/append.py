@@ -345,11 +345,11 @@ def charge_bytes(table: TopicTable, topic: Topic, size: int) -> None:
 
 
 def _charge(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> None:
-    """Count a new topic and charge the bytes of its write. If one fails, do neither."""
+    """Count the topic if it is new, and charge it for its write. Do both or neither."""
     if is_new:
         table.admit(topic)
-    # The topic is counted first, because a refused charge can be undone by `undo_admit`, but a
-    # charge for a topic that is not admitted would have no owner.
+    # Admit the topic before it is charged, because a charge must belong to an admitted topic. If
+    # the charge is refused, `undo_admit` removes the topic again.
     try:
         charge_bytes(table, topic, size)
     except TopicsError:

@@ -239,8 +239,8 @@ class _FreshRuns:
             # entries further.
             if seq >= first_seq + count:
                 self._at = index.find(seq)
-            # The step has found no job. Count it, because the rest of the index may contain no
-            # live job.
+            # Count this step as unsuccessful, so that the search is bounded even if the rest of
+            # the index contains no live job.
             jobs.steps_left -= 1
         return None
 
