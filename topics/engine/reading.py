@@ -302,7 +302,8 @@ class _Reader:
             if start == stop:
                 return True
         page, request = self._page, self._request
-        # Checked only now, so that trailing deleted records are skipped even if the page is full.
+        # Check the limits only now, so that trailing deleted records are skipped even if the page
+        # is full.
         if page.count >= request.limit or self._budget <= 0:
             return False
         view = self._store.records(locator)

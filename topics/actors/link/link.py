@@ -159,8 +159,8 @@ class Link:
         self.is_due = False
         """Whether the queue contains a message that is not quiet."""
         self._deferred_count = 0  # quiet messages in the queue
-        # In order. While it is not empty, new messages are appended to it and not written to the
-        # ring.
+        # In the order of sending. While this is not empty, new messages are appended to it and not
+        # written to the ring.
         self._unsent: deque[memoryview] = deque()  # flushed data that did not fit in the ring
         self._unsent_bytes = 0
         # Used by `check`: an end that sleeps although it has work has missed a wake-up.
@@ -388,7 +388,8 @@ class Link:
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
         """Do all work that is possible now, without blocking: one pass of ``run``."""
-        # Not in the current session. `_enter` may open it, or there is nothing to do yet.
+        # If this end is not in the current session, try to enter it. If that fails, there is nothing
+        # to do yet.
         if not (self._open and self._cell[0] == self._session) and not self._enter(
             on_open, on_close
         ):

@@ -80,7 +80,7 @@ class LeaseChange(Change):
     def undo(self, _: TopicTable, /) -> None:
         """Restore the former state of the jobs."""
         self.uncount_pending()
-        # First the jobs themselves. The marks refer only to jobs that still exist.
+        # Restore the jobs before the marks, because only jobs that still exist get their marks.
         self.revert()
         if self._logged_dying is not None:
             jobs = jobs_of(self.topic)

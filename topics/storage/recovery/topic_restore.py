@@ -115,7 +115,7 @@ def restore_topics(
     """
     if checkpoint is None:
         return Restored([], {})
-    # First the state of the shard, because topics are added to its table.
+    # Restore the state of the shard first, because topics are added to its table.
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
     # If the segments have no delete flags, no flag can be ahead of the checkpoint.
