@@ -188,7 +188,7 @@ class BadLine(Exception):
 
 
 class Records:
-    """Makes records (§2) as JSON from lines, together with these lines."""
+    """Converts lines to JSON records (§2), and yields each record together with its line."""
 
     def __init__(
         self,

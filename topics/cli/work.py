@@ -144,7 +144,7 @@ class WorkerPool:
             raise self._failure
 
     def _claim(self, *, is_single: bool) -> bool:
-        """Start jobs until the worker has no more. Return whether there was one."""
+        """Start the available jobs, or only one. Return whether a job was started."""
         before = self.begun
         for job in self._worker:
             self._shell.report_reconnected()

@@ -1,4 +1,4 @@
-"""Time as an argument: the rules never read a clock themselves."""
+"""Now: the current time, which the rules get as an argument because they never read a clock."""
 
 from __future__ import annotations
 

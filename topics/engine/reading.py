@@ -204,7 +204,7 @@ class _Reader:
         if self._at == self._end:
             return False
         # The limit of examined records is reached. A filter may skip any number of records, and
-        # the shard must serve others in between. If the page has no result yet, the caller
+        # the shard must serve other requests in between. If the page has no result yet, the caller
         # continues the read later.
         if self._scanned >= SCAN_RECORDS_MAX:
             self._page.unfinished = not self._page.completes_poll
@@ -302,7 +302,8 @@ class _Reader:
             if start == stop:
                 return True
         page, request = self._page, self._request
-        # Checked only now, so that trailing deleted records are skipped even if the page is full.
+        # Check the limits only now, so that trailing deleted records are skipped even if the page
+        # is full.
         if page.count >= request.limit or self._budget <= 0:
             return False
         view = self._store.records(locator)

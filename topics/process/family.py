@@ -119,7 +119,7 @@ class Child:
         self.up_at = math.inf  # time at which the supervisor first saw it serve
         self.pulse = Liveness()
         self._heartbeat_ms_before = 0  # the last heartbeat of the previous process
-        self.is_stalled = False  # It shows no sign of life, which has been logged.
+        self.is_stalled = False  # No heartbeat for too long. This has been logged.
         self.is_being_killed = (
             False  # SIGKILL was sent because it stalled, and it is not yet reaped.
         )

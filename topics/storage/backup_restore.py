@@ -174,7 +174,8 @@ def _check_directory(directory: Path) -> None:
 def _publish(staging: Path, directory: Path) -> None:
     """Make all files durable, then rename the directory."""
     # An existing directory determines the owner of all files.
-    # Data first, then the name: after a power loss, the directory is either missing or complete.
+    # Sync the data before the rename, so that after a power loss the directory is either missing
+    # or complete.
     sync_files(staging, directory.stat() if directory.exists() else None)
     staging.rename(directory)
     sync_directory(directory.parent)

@@ -40,7 +40,7 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 MAP_NORESERVE: Final = 0x4000
 # Smaller blocks keep their pages: allocating new pages would cost more than keeping unused ones.
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES
-# Maximum pages that one `trim` returns. This blocks the loop for about a millisecond.
+# Maximum number of pages that one `trim` returns. Returning them takes about a millisecond.
 TRIM_PAGES: Final = (2 << 20) // PAGE_BYTES
 # Bytes of a moving block that one step copies. A step takes about a millisecond, mostly to allocate
 # new pages.

@@ -159,8 +159,8 @@ class Link:
         self.is_due = False
         """Whether the queue contains a message that is not quiet."""
         self._deferred_count = 0  # quiet messages in the queue
-        # In order. While it is not empty, new messages are appended to it and not written to the
-        # ring.
+        # In the order of sending. While this is not empty, new messages are appended to it and not
+        # written to the ring.
         self._unsent: deque[memoryview] = deque()  # flushed data that did not fit in the ring
         self._unsent_bytes = 0
         # Used by `check`: an end that sleeps although it has work has missed a wake-up.
@@ -278,8 +278,8 @@ class Link:
         # Take the queue first. A message that is sent while this runs belongs to the next flush.
         queue, length, is_stalled = self.queue, self._queued_bytes, bool(self._unsent)
         self.queue, self._queued_bytes, self._deferred_count, self.is_due = [], 0, 0, False
-        # If earlier data wait for space, append to them, so that the order of messages is kept.
-        # One copy and one write for most flushes.
+        # If earlier data waits for space, append to it, so that the order of messages is kept.
+        # Most flushes need only one copy and one write.
         if length <= JOIN_BYTES:
             joined = b"".join(queue)
             written = 0 if is_stalled else self.producer.write(joined)
@@ -388,7 +388,8 @@ class Link:
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
         """Do all work that is possible now, without blocking: one pass of ``run``."""
-        # Not in the current session. `_enter` may open it, or there is nothing to do yet.
+        # If this end is not in the current session, try to enter it. If that fails, there is
+        # nothing to do yet.
         if not (self._open and self._cell[0] == self._session) and not self._enter(
             on_open, on_close
         ):
@@ -455,15 +456,13 @@ class Link:
     def _adopt(self, session: int) -> None:
         """Enter ``session``, or retry in the next pass if blocks in its memory are in use.
 
-        The users of received blocks are requested to release them. The code that fills blocks was
-        notified by ``on_close``.
+        Request the holders of received blocks to release them. The code that fills blocks was
+        already notified by ``on_close``.
         """
-        # Request the holders of blocks of this half to release them, and try again in the next
-        # pass.
         self.reader.reclaim(session)
         if self._is_half_used(session):
             return
-        # Clear the own fields before the session is announced. The peer must not read old
+        # Clear the fields of this end before it announces the session. The peer must not read old
         # positions under the new number.
         self.producer.clear()
         self._consumer.clear()
@@ -508,10 +507,10 @@ class Link:
         Called by the timer.
         """
         self.flush()
-        # The doorbell is rung already if this end will run anyway. Otherwise a wake-up was lost.
+        # If the doorbell is already rung, this end will run without further action.
         if self._is_asleep and self._has_work() and not _is_rung(self._bell):
-            # If the session has changed, this end waited for the release of arena blocks. A release
-            # does not ring the doorbell, so this is not a lost wake-up.
+            # Count a lost wake-up only within a session. Between two sessions, this end may have
+            # waited for the release of arena blocks, which does not ring the doorbell.
             self.late_bells += self._cell[0] == self._session
             os.eventfd_write(self._bell, 1)
 

@@ -40,7 +40,7 @@ from topics.actors.link.fences import Fences
 from topics.formats.buffers import Buffer
 
 PAGE_BYTES: Final = 4096
-_LINE: Final = 8  # u64 fields of one line of the header
+_LINE: Final = 8  # number of u64 fields in a 64-byte line of the header
 HEAD: Final = 1 * _LINE
 TAIL: Final = 2 * _LINE
 PRODUCER_SESSION: Final = 3 * _LINE

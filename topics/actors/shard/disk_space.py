@@ -3,7 +3,8 @@
     READY      --a write found no space, or the reserve is used--> NO_ROOM
     NO_ROOM    --space for the next file and for the reserve is available--> READY
     both       --the log has failed--> READ_ONLY, until the process restarts
-    both       --the data directory no longer belongs to the server--> DIRECTORY_LOST, until then
+    both       --the data directory no longer belongs to the server--> DIRECTORY_LOST, also until
+                 the process restarts
 
 In NO_ROOM the shard accepts changes that free space, and refuses changes that grow the log. If the
 log has no space for the frames written at startup, the shard is also NO_ROOM, and refuses both.

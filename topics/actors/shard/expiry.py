@@ -138,7 +138,7 @@ class Expiry(Service):
 
     def sweep(self) -> None:
         """Remove expired records of the next topics. Call this only within an iteration."""
-        # ``opens`` is -1 if space is needed: the current bucket counts as ended.
+        # If space is needed, ``opens`` is -1, so that the current bucket counts as ended, too.
         now, opens = self._context.now.ts, -1 if self._is_requested else 0
         self._is_requested = False
         # Open the buckets that have ended. If space is needed, also open the current bucket.
@@ -148,7 +148,7 @@ class Expiry(Service):
                 if self._planned.get(topic_id) == bucket:
                     del self._planned[topic_id]
                     self._due.append(topic_id)
-        # Take the topics from the end of the list, which costs nothing.
+        # Take the topics from the end of the list, so that no other items are moved.
         for topic_id in self._due[-SWEEP_TOPICS:]:
             topic = self._engine.by_id.get(topic_id)
             if topic is not None:

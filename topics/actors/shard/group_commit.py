@@ -381,8 +381,8 @@ class GroupCommit:
 
     def _roll_back(self, error: OSError) -> None:
         self.rollback_count += 1
-        # Both queues together, newest decision first. An undo returns the topic to its state
-        # before the change, so it must follow the undo of all later changes.
+        # Undo the changes of both queues, the newest decision first. An undo returns the topic to
+        # its state before the change, so it must follow the undo of all later changes.
         lost = sorted(self._pending(), key=lambda pending: pending.serial, reverse=True)
         self._until_written.clear()
         self._until_synced.clear()

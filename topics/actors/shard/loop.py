@@ -54,7 +54,7 @@ class ShardLoop:
 
     def __init__(self, shard: RecoveredShard, index: int, board: Board, limits: Limits) -> None:
         self.context = context = ShardContext(shard, limits, board.shard(index))
-        # The context calls back into the loop, which exists only now.
+        # Set the callbacks of the context here, because they are methods of the loop.
         context.send, context.end_iteration = self._send, self.end_iteration
         context.commits.on_commit = self._committed
         context.commits.on_rollback = self._rolled_back

@@ -235,8 +235,8 @@ class StreamedAppends(Service):
                     await trio.to_thread.run_sync(sink.write, run)
                 note_step()
                 await trio.to_thread.run_sync(sink.finish)
-            # Also on cancellation. A partial blob must not remain under a name that a later
-            # append would use.
+            # Abandon the blob on cancellation, too. A partial blob must not remain under a name
+            # that a later append would use.
             except BaseException:
                 sink.abandon()
                 raise

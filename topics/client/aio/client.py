@@ -121,7 +121,7 @@ class AsyncTopics(AsyncStreamer):
         self, *, max_unacked: int = MAX_UNACKED, name: str | None = None
     ) -> AsyncPublisher:
         """Return a publisher of records to many topics over one WebSocket (`AsyncPublisher`).
-        ``name`` begins the idempotency keys and must be new for each run of a program.
+        ``name`` is the prefix of the idempotency keys and must be new for each run of a program.
         """
         return AsyncPublisher(self, max_unacked=max_unacked, name=name or uuid.uuid4().hex)
 

@@ -120,7 +120,7 @@ class Topics(Streamer):
 
     def publisher(self, *, max_unacked: int = MAX_UNACKED, name: str | None = None) -> Publisher:
         """Return a publisher of records to many topics over one WebSocket (`Publisher`).
-        ``name`` begins the idempotency keys and must be new for each run of a program.
+        ``name`` is the prefix of the idempotency keys and must be new for each run of a program.
         """
         return Publisher(self, max_unacked=max_unacked, name=name or uuid.uuid4().hex)
 

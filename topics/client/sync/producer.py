@@ -30,8 +30,8 @@ from topics.client.values import Receipt, encoded
 
 
 class Producer(Sender):
-    """Appends to one topic in the background. ``name`` begins the idempotency keys and must be new
-    for each run of a program.
+    """Appends to one topic in the background. ``name`` is the prefix of the idempotency keys and
+    must be new for each run of a program.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ MEMORY_GENERATION_SEQS = 1 << 16
 class Append(Change):
     """One write whose records are not committed yet.
 
-    - ``resident``: the records, if their class keeps them in memory only.
+    - ``resident``: the records, if the durability class of the topic keeps them in memory only.
     - ``ceiling``: the seq up to which the frames reserve seqs; 0 if they reserve none.
       ``ts_ceiling``: the same for `$ts`.
     - ``tags``: ``(index, tag)`` of each record that has a tag.
@@ -154,7 +154,7 @@ class Append(Change):
         topic = self.topic
         assert topic.next_seq == self.last_seq + 1, "the latest write is undone first"
         # Release in the reverse order of the decision. Pending changes of a topic form a stack
-        # here, because a later write has seqs that follow on the seqs of this one.
+        # here, because the seqs of a later write follow the seqs of this one.
         topic.release_seqs(self.first_seq)
         topic.pending_bytes -= self.size
         if self.key is not None:
@@ -242,11 +242,11 @@ def decide_streamed(
     now: Now,
     due: Sequence[int] = (),
 ) -> Append:
-    """Assign seqs to a write of ``size`` bytes that is rendered in several runs.
+    """Assign seqs to a streamed append, whose records are rendered later, in several steps.
 
-    No other change of the topic may be pending. ``due`` is a result of `due_times`. The frame
-    contains no records. The caller must make the records durable in a blob before it writes the
-    frame.
+    ``size`` is the number of bytes of the rendered records, and ``due`` is the result of
+    `due_times`. No other change of the topic may be pending. The frame contains no records. The
+    caller must make the records durable in a blob before it writes the frame.
 
     Raise `TopicFull`, and the errors of `SharedCap.take`. In these cases no seqs are assigned.
     """
@@ -345,11 +345,11 @@ def charge_bytes(table: TopicTable, topic: Topic, size: int) -> None:
 
 
 def _charge(table: TopicTable, topic: Topic, size: int, *, is_new: bool) -> None:
-    """Count a new topic and charge the bytes of its write. If one fails, do neither."""
+    """Count the topic if it is new, and charge it for its write. Do both or neither."""
     if is_new:
         table.admit(topic)
-    # The topic is counted first, because a refused charge can be undone by `undo_admit`, but a
-    # charge for a topic that is not admitted would have no owner.
+    # Admit the topic before it is charged, because a charge must belong to an admitted topic. If
+    # the charge is refused, `undo_admit` removes the topic again.
     try:
         charge_bytes(table, topic, size)
     except TopicsError:
@@ -370,7 +370,7 @@ def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
         raise InvalidRequest("only a record of a queue may have a delay", field="delay_ms")
     due = []
     for index, record in enumerate(body.records):
-        # `deliver_at` is a wall time in ms. `delay_ms` counts from the decision of the write.
+        # `deliver_at` is a wall time in ms. `delay_ms` counts from now.
         at = record.deliver_at if record.deliver_at is not None else now.ts + (record.delay_ms or 0)
         if at > now.ts + DELAY_MS_MAX:
             raise InvalidRequest(

@@ -30,7 +30,7 @@ class Change:
         self.topic, self.frames, self.sync = topic, frames, sync
 
     def commit(self, _: TopicTable, /) -> None:
-        """Make the change visible. Its frames are as durable as the class of the topic promises."""
+        """Make the change visible. Its frames are as durable as the topic's class promises."""
         self.uncount_pending()
 
     def undo(self, _: TopicTable, /) -> None:

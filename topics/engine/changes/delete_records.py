@@ -151,8 +151,8 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
     # Records above `logged_seq` are in memory only, and the runs are in ascending order.
     if is_any and (runs[0].first if runs else topic.start_seq) <= topic.logged_seq:
         change.frames.append(change.frame(now))
-    # As durable as a write of the topic. An earlier change that waits for a sync must be committed
-    # first.
+    # A delete is as durable as a write of the topic. An earlier change that waits for a sync must
+    # be committed first.
     change.sync = topic.pending_sync > 0 or (bool(change.frames) and topic.config.durable)
     change.count_pending()
     return change
@@ -175,7 +175,7 @@ def must_wait(table: TopicTable, name: str) -> bool:
 
 
 def _cut_slice(topic: Topic, bound: int) -> int:
-    """Return the seq below which one slice cuts, if all records below ``bound`` are deleted."""
+    """Return the end of the next slice (exclusive) of a delete of all records below ``bound``."""
     index = topic.index
     # The bounds limit the work of the commit, not only of the decision.
     if len(index) > SLICE_ENTRIES:

@@ -7,7 +7,8 @@
     replay   LEASE frames change the ledger (`topics.engine.queue.ledger`)
 
 A change without frames is acknowledged immediately. A change with frames is acknowledged when they
-are as durable as the class of the topic promises. A move is synced before it continues.
+are as durable as the durability class of the topic promises. The frames of a move are synced before
+the jobs are copied.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class LeaseChange(Change):
     def undo(self, _: TopicTable, /) -> None:
         """Restore the former state of the jobs."""
         self.uncount_pending()
-        # First the jobs themselves. The marks refer only to jobs that still exist.
+        # Restore the jobs before the marks, because only jobs that still exist get their marks.
         self.revert()
         if self._logged_dying is not None:
             jobs = jobs_of(self.topic)
@@ -155,7 +156,7 @@ class ExtendLeases(LeaseChange):
 
 
 class LogLeases(LeaseChange):
-    """Adds the current leases and delivery counts of jobs to a log that lacked them."""
+    """Logs the current leases and delivery counts of jobs, which were not in the log before."""
 
     __slots__ = ()
 
@@ -188,9 +189,9 @@ def claim(
     """Lease jobs to all claimers in one pass, free jobs first (§10.2). Return a change for each
     claimer.
 
-    ``evenly`` deals the jobs round-robin, as for a cohort. Otherwise the first claimer gets as many
-    jobs as it requested, then the second, and so on. The total size of the records is limited to
-    about ``max_bytes``.
+    With ``evenly``, the jobs are distributed round-robin, as for a cohort. Otherwise the first
+    claimer gets as many jobs as it requested, then the second, and so on. The total size of the
+    records is limited to about ``max_bytes``.
 
     Raise OSError if records cannot be read because the disk has failed. In this case no job is
     leased.

@@ -64,9 +64,9 @@ def distribute(
 ) -> list[list[Taken]]:
     """Take jobs for all claimers of a pass, and return a list for each of them, sorted by seq.
 
-    ``evenly`` deals the jobs round-robin. Otherwise the first claimer gets as many jobs as it
-    requested, then the second, and so on. The pass takes no more jobs once their records reach
-    ``max_bytes``.
+    With ``evenly``, the jobs are distributed round-robin. Otherwise the first claimer gets as many
+    jobs as it requested, then the second, and so on. The pass ends when the records of its jobs
+    reach ``max_bytes``.
 
     Implements the selection of §10.2. Raise OSError if the disk fails; then no job is taken. The
     taken jobs are in no state, and the caller must deliver or return all of them.
@@ -239,8 +239,8 @@ class _FreshRuns:
             # entries further.
             if seq >= first_seq + count:
                 self._at = index.find(seq)
-            # The step has found no job. Count it, because the rest of the index may contain no
-            # live job.
+            # Count this step as unsuccessful, so that the search is bounded even if the rest of
+            # the index contains no live job.
             jobs.steps_left -= 1
         return None
 
@@ -321,7 +321,7 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
 
     These are the remaining jobs of the batch that is being moved. If there is no such batch, they
     are the jobs with which `lease_jobs.begin_dead_lettering` starts the next batch. At most
-    ``max_jobs`` are returned, and no more once their records reach ``max_bytes``.
+    ``max_jobs`` are returned. The list is shorter if it reaches ``max_bytes`` of records earlier.
 
     A job whose record cannot be read is hidden for a while.
     """

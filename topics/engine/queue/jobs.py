@@ -639,9 +639,8 @@ class Jobs:
                 row = self.row(seq, now)
                 if row is not None and row.state is JobState.HELD and not with_leases:
                     row = JobRow(JobState.FREE, 0, 0, row.deliveries, "")
-                # Jobs that were never delivered are fresh after a restart without a row. DYING
-                # jobs always need their row, because the dead-letter topic may contain them
-                # already.
+                # A job without a row is fresh after a restart. DYING jobs are always stored,
+                # because the dead-letter topic may already contain copies of them.
                 if row is not None and (with_leases or with_counts or row.state is JobState.DYING):
                     ledger.rows[seq] = row
                     if seq in self.errors:
@@ -661,8 +660,8 @@ class Jobs:
         """Return the row of a job for the ledger, or None if the job was never delivered."""
         deliveries = self.deliveries(seq)
         if seq in self.logged_dying:
-            # The dead-letter topic may contain the job already. So the job is not delivered again
-            # after a restart, even if the topic has refused it.
+            # The dead-letter topic may already contain a copy of the job. So the job stays DYING,
+            # even if the topic has refused it since, and a restart does not deliver it again.
             return JobRow(JobState.DYING, 0, 0, deliveries, self.logged_dying[seq])
         lease = self.leases.held.get(seq) or self.acking.get(seq)
         # An acking job is stored as held: its delete is not durable yet, and after a crash the

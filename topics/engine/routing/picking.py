@@ -59,9 +59,8 @@ class Picked(NamedTuple):
     to ``to_seq`` is to be forwarded.
 
     - ``trimmed``: the number of lost seqs.
-    - ``hop``: hops of the picked or lost records in the source, not of their copies.
-    - ``count``, ``size``: number and bytes of the picked records; bytes as rendered, including
-      commas.
+    - ``hop``: the hop of the picked or lost records in the source. Their copies have one more.
+    - ``count``: the number of picked records. ``size``: their rendered bytes, including commas.
     """
 
     runs: Sequence[PickedRun]

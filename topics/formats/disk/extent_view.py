@@ -258,7 +258,7 @@ class ExtentView(AbstractView):
         return run if run[0] < stop else None
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Return the rows ``start`` to ``stop`` of the table of ``flag``, which must be set."""
+        """Return rows ``start`` to ``stop`` of the table for ``flag``, which must be present."""
         if flag == _NODES:
             return self._node_refs[start:stop]
         return (self._tag_refs if flag == _TAGS else self._meta_lens)[start:stop]

@@ -96,7 +96,7 @@ class AbstractView:
         raise NotImplementedError
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Return the rows ``start`` to ``stop`` of the table of ``flag``, which must be set."""
+        """Return rows ``start`` to ``stop`` of the table for ``flag``, which must be present."""
         raise NotImplementedError
 
     def texts(self) -> tuple[Texts, Texts]:
@@ -346,7 +346,7 @@ class RecordsView(AbstractView):
         return self.blob[begin:end]
 
     def column(self, flag: int, start: int, stop: int) -> Sequence[int]:
-        """Return the rows ``start`` to ``stop`` of the table of ``flag``, which must be set."""
+        """Return rows ``start`` to ``stop`` of the table for ``flag``, which must be present."""
         number = 1 + (self.flags & 7 & (flag - 1)).bit_count()
         return self._table(number)[start:stop]
 

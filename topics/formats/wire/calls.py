@@ -144,7 +144,7 @@ class AppendParams(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """The outcomes of the batch. All fields are in the order of its requests."""
+    """The outcomes of the batch. The items of each field are in the order of the requests."""
 
     outcomes: bytes  # an `outcome_byte` for each request
     lengths: Sequence[int] | None = None  # bytes of each answer, 0 for a failure; None: n = 1
@@ -155,10 +155,10 @@ class AppendResult(NamedTuple):
 
 
 class TopicParams(NamedTuple):
-    """An operation on a topic whose options are all in the body.
+    """A call to a topic whose options are all in the body.
 
-    These are diff and claim, which may wait up to ``wait_ms`` of the body, and also ack, nack,
-    extend and the deletion of records.
+    It is used for diff, claim, ack, nack, extend and the deletion of records. A diff and a claim
+    may wait for up to ``wait_ms``, which is also in the body.
     """
 
     topic: str

@@ -71,7 +71,8 @@ def _ext_maps(body: memoryview) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _shapes(body: memoryview, ext_len: int) -> Iterator[tuple[int, int]]:
     """Yield each ``(records, tables)`` for which the last record ends at the end of the body."""
-    # The ends of the records increase. The first value that does not is not an end.
+    # The ends of the records increase. The first value that is not greater than the value before
+    # it does not belong to the table of ends.
     rest = body[ext_len:]
     before = 0
     for index, (end,) in enumerate(struct.iter_unpack("<I", rest[: len(rest) // 4 * 4]), 1):

@@ -251,9 +251,8 @@ class LogRepair:
 
         Seqs of frames in ``rebuilt`` are not lost. The note is "" if nothing else is known.
         """
-        # Collect what the intact frames prove, then try to learn more from the damaged header.
-        # Only a header that the known seqs confirm is used, because a wrong one would report
-        # wrong losses as facts.
+        # Collect the losses that the intact frames prove. Then use the damaged header, but only if
+        # the known seqs confirm it. Otherwise the repair could report losses that did not occur.
         following = self._following(end)
         losses = [*self._known_losses(first, following, rebuilt)]
         rest = end - first - sum(frame.length for frame in rebuilt)
@@ -398,8 +397,8 @@ class LogRepair:
     ) -> FrameHeader | None:
         """Return the header of the damaged frame, if it agrees with the known seqs around it."""
         header = header_at(file.view(), file.offset(first))
-        # Everything that the header repeats from its surroundings must agree: magic, LSN, length
-        # and padding.
+        # The fields whose values are known without the header must match: magic, LSN, length and
+        # padding.
         if (
             (header.magic, header.lsn, header.end, header.zero) != (FRAME_MAGIC, first, end, 0)
             or header.kind not in {*FrameKind}

@@ -115,7 +115,7 @@ def restore_topics(
     """
     if checkpoint is None:
         return Restored([], {})
-    # First the state of the shard, because topics are added to its table.
+    # Restore the state of the shard first, because topics are added to its table.
     restore_shard(replay.table, checkpoint.shard)
     keys = _restore_items(replay, progress.over(checkpoint.items()))
     # If the segments have no delete flags, no flag can be ahead of the checkpoint.
@@ -130,13 +130,13 @@ def restore_topics(
         for number_of_extent, entry in progress.over(
             segments.entries(number), EXTENTS_PER_HEARTBEAT
         ):
-            # The topic of an extent may be deleted. Its records are in the segment until it is
-            # merged.
+            # The topic of an extent may be deleted. Its records stay in the segment until the
+            # segment is merged or removed.
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 runs = later_deletes.of(entry.topic_id, entry.first_seq, entry.record_count)
-                # Clear the flags of later deletes first, because the counts must match the time of
-                # the checkpoint.
+                # Clear the flags of later deletes first, so that these records count as live, as
+                # they did at the time of the checkpoint. The replay deletes them.
                 store.restore_live(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 if entry.keys_len:

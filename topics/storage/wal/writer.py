@@ -148,10 +148,8 @@ class WalWriter:
         if not written:
             return None
         took_ms = (time.perf_counter() - began) * 1000
-        # Without a notification, the writer thread would not plan the background sync of this
-        # group.
-        # The thread sleeps without a time limit. It must be notified that there are unsynced
-        # frames.
+        # Notify the writer thread of the unsynced frames. The thread sleeps without a time limit,
+        # and would not plan the background sync of this group otherwise.
         if self._must_notify or group.end - self._notified >= SYNC_BYTES:
             self._must_notify = False
             self._notify(group)

@@ -102,8 +102,9 @@ class DeadLetters(Service):
         if topic.id in self._queues or not _has_dead(topic):
             return
         queue = self._queues[topic.id] = DeadLetterQueue(topic, _rule(topic.config))
-        # The target may contain copies of this batch, as after an unknown outcome.
-        if jobs_of(topic).dead_lettering:  # found by a restart
+        # A restart has found a batch in flight. Its outcome is unknown: the target may contain
+        # copies of it.
+        if jobs_of(topic).dead_lettering:
             queue.is_unsettled = True
             self._context.moves.enter()
         self._context.start(self._move_all, queue)
@@ -228,7 +229,7 @@ class DeadLetters(Service):
             moves.enter()
 
     async def _mark(self, topic: Topic) -> list[RecordCopy] | OSError:
-        """Choose the jobs to be moved, log them if necessary, and return their copies."""
+        """Choose the next jobs, log their move if necessary, and return their copies."""
         context = self._context
         # If there is no space for the frame, no job can be moved.
         refusal = context.disk_space.refusal(grows=False)
@@ -236,7 +237,7 @@ class DeadLetters(Service):
             return refusal
         with context.iteration():
             context.remove_expired(topic)
-        # The end of the iteration may have deleted the topic. Then it must get no more frames.
+        # The end of the iteration may have deleted the topic. No frame may follow its deletion.
         if topic.deleted:
             return []
         try:

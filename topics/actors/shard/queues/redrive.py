@@ -169,7 +169,7 @@ class Transfer:
         topic, store = self.topic, self._engine.store
         if topic.deleted:
             return False
-        # First the records that were left out, then the records that were never reached.
+        # Count the records that were left out first, then the records that were never reached.
         if self._skipped_seqs:
             seqs, self._skipped_seqs = (
                 self._skipped_seqs[:SLICE_RECORDS],

@@ -1,8 +1,9 @@
 """Batches: the records that a router forwards next, prepared once for all routers that share them.
 
-    records                                     the forward has
-    in the current log file, dest here          runs that refer to their frames
-    anywhere else, or dest elsewhere            the records themselves, as its attachment
+    location of the records     shard of the dest    contents of the forward
+    the current log file        this shard           runs that refer to the frames of the records
+    the current log file        another shard        the records, as an attachment
+    anywhere else               any shard            the records, as an attachment
 
 The number of a batch identifies it, so the dest's log stores its payload only once, regardless of
 the number of forwards that contain it.

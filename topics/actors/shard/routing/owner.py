@@ -199,7 +199,7 @@ class RouterOwner(Service):
 
     async def _make(self, name: str, config: RouterConfig, *, create_dest: bool) -> None:
         """Create or configure the router, and wait until the shards of its ends have it."""
-        total = 0  # of incarnations that ended here
+        total = 0  # records forwarded by the incarnations that this call has ended
         # An end may be deleted between the look-up and the push. The shards then report the
         # router as an orphan. It is removed, and the next attempt looks up its ends again.
         for _ in range(ATTEMPTS):
@@ -309,7 +309,8 @@ class RouterOwner(Service):
 
         try:
             yield release
-        # Also after an error. Slots of ends that were created are released already.
+        # Release the remaining slots, also after an error. The slots of created ends are already
+        # released.
         finally:
             cap.release(used)
 

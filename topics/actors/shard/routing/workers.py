@@ -518,7 +518,8 @@ class RouterWorkers(Service):
         total: int,
     ) -> None:
         has_moved = cursor != worker.cursor
-        # The dest reports its cursor for the first time. It may be below the hops that are known.
+        # The dest has reported its cursor for the first time. The cursor may be below the first seq
+        # whose hops are known.
         if not worker.is_known:
             self._load_hops(source, cursor)
         # These states report the cursor that the log of the dest contains.
@@ -527,8 +528,8 @@ class RouterWorkers(Service):
         if worker.is_removed:
             worker.end_removal()
             return
-        # FULL, BUSY or NO_DEST: the dest takes nothing now. For NO_DEST, the owner removes the
-        # router soon.
+        # With FULL, BUSY or NO_DEST, the dest accepts no further copies now. With NO_DEST, the
+        # owner removes the router soon.
         if status not in (ForwardStatus.DONE, ForwardStatus.BEHIND):
             # The dest has accepted some copies, so begin with a short pause.
             if has_moved:

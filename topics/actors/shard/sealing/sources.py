@@ -91,7 +91,7 @@ class LogFile:
             assert isinstance(view, RecordsView), "a write in the log is read through its frame"
             yield view, seq - first_seq, count
             seq = first_seq + count
-        # Known only now, after all slices were taken.
+        # The last seq is known only now, after all slices were taken.
         span.last_seq = seq - 1
 
 
