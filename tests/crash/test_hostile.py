@@ -72,9 +72,9 @@ TIMEOUT_S = 15.0
 
 
 def send_until_cut_off(wire: Wire) -> None:
-    """Continue to send after the rejection.
+    """Continue to send after the rejection until the server closes the connection.
 
-    The server may read for a moment, so that the client receives the response, but not forever.
+    The server may read for a short time, so that the client receives the response.
     """
     deadline = time.monotonic() + TIMEOUT_S
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):

@@ -217,7 +217,10 @@ class Removal(NamedTuple):
 
 
 class Death(NamedTuple):
-    """An event that discards the memory, or more, of shards. ``shard`` None: of all shards."""
+    """An event after which shards have lost their memory, and possibly data on the disk.
+
+    If ``shard`` is None, the event affects all shards.
+    """
 
     number: int
     until: int
@@ -238,13 +241,13 @@ class Incarnation:
     readings: list[Reading] = field(default_factory=list)
     deliveries: dict[int, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
 
-    ordered: list[int] = field(default_factory=list)  # the seqs of records, after the collection
+    ordered: list[int] = field(default_factory=list)  # sorted seqs; set when all are collected
 
     def known(self, seq: int) -> Known:
         return self.records.setdefault(seq, Known(seq))
 
     def between(self, first: int, last: int) -> Iterator[Known]:
-        """Return the records with these seqs, after the collection."""
+        """Return the records from ``first`` to ``last``. Call this after all are collected."""
         self.ordered = self.ordered or sorted(self.records)
         for index in range(bisect_left(self.ordered, first), bisect_right(self.ordered, last)):
             yield self.records[self.ordered[index]]
