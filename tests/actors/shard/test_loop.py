@@ -174,7 +174,7 @@ async def test_diffs_and_claims_tell_how_long_they_were_parked(
 
 
 def _come(harness: ShardHarness, call: Call[Any, Any], params: Any, body: bytes) -> int:
-    """A request comes into the inbox; its number."""
+    """Put a request into the inbox. Return its number."""
     number = harness._cid = harness._cid + 1
     harness._calls[number] = call
     payload = encode_request(number, call.method, params)
