@@ -117,8 +117,10 @@ class Append:
 
 @dataclass(slots=True)
 class Known:
-    """A record that exists or existed. ``born``: it does not exist before. ``acked``, ``seen``: the
-    first moments at which a client received its ack or its content.
+    """A record that exists or existed.
+
+    ``born``: the record did not exist before this moment. ``acked``, ``seen``: the first moments at
+    which a client received the ack or the content of the record.
     """
 
     seq: int
@@ -138,7 +140,7 @@ class Known:
 
     @property
     def since(self) -> int:
-        """Return the first moment at which it exists."""
+        """Return the first moment at which the record is known to exist."""
         return min(self.acked, self.seen)
 
 
@@ -210,7 +212,10 @@ class Removal(NamedTuple):
     until: int
 
     def fits(self, seq: int, tag: str | None, is_tag_known: bool = True) -> bool:
-        """Return whether it selects such a record. If the tag is unknown, return whether it may."""
+        """Return whether the request selects a record with this seq and tag.
+
+        If the tag is unknown, return whether the request may select the record.
+        """
         if self.before_seq is not None and seq >= self.before_seq:
             return False
         return self.match is None or not is_tag_known or matches(self.match, tag)
