@@ -168,9 +168,9 @@ class RouterNotFound(TopicsError):
 
 
 class MethodNotAllowed(TopicsError):
-    """The path exists with other methods (``detail.allow``).
+    """The path does not support this method.
 
-    Cure: use one of those methods.
+    Cure: use one of the methods in ``detail.allow``.
     """
 
     code = "method_not_allowed"

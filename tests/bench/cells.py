@@ -39,8 +39,9 @@ class Scale(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """The result of one run: the value, CPU microseconds per record of each process, and counts
-    that differ.
+    """The result of one run: the value, and the CPU microseconds per record of each process.
+
+    ``wrong`` describes a count that differs from the expected count. It is empty if there is none.
     """
 
     value: float

@@ -194,7 +194,7 @@ def refuse(lost: Loss) -> None:
 
 
 def measure(bench: Bench, rounds: int) -> dict[str, Figures]:
-    """All paths in turn; the first round warms up."""
+    """Measure all paths in each round, after a warm-up round."""
     paths = {
         "append, one client": bench.client_append,
         "DataFrame to topic": bench.spark_write,

@@ -102,7 +102,7 @@ def command(server: Server, folder: Path, *options: str) -> subprocess.Popen[byt
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Return a quantile."""
+    """Return the smallest value that is not below this share of the values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
@@ -133,7 +133,7 @@ def main() -> int:
 
 
 class Bench:
-    """The windows."""
+    """Measures appends without a standby, during one round, and while a standby runs."""
 
     def __init__(self, server: Server, copy: Standby, topics: int, pause_s: float) -> None:
         self._server, self._copy, self._topics, self._pause_s = server, copy, topics, pause_s
@@ -144,7 +144,7 @@ class Bench:
             wait(load, records)
 
     def one_round(self) -> None:
-        """Append while one round receives all that was written since the last one."""
+        """Append while one round receives the data that was written since the last round."""
         with self._window("1 round") as load:
             assert command(self._server, self._copy.path, "--once").wait() == 0
             load.ending.set()

@@ -123,7 +123,7 @@ def run_once(cell: Cell, kind: type[System], scale: Scale, folder: Path) -> Figu
 def measure(
     cell: Cell, systems: Sequence[type[System]], scale: Scale, turns: int, folder: Path
 ) -> dict[str, Runs]:
-    """Run all servers of a cell in turns."""
+    """Run the servers of a cell one after the other, ``turns`` times."""
     part = [system for system in systems if cell.takes(system)]
     runs: dict[str, Runs] = {each.name: {"values": [], "cpu_us": [], "wrong": []} for each in part}
     for turn in range(turns):

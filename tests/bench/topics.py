@@ -36,7 +36,7 @@ Make = Callable[[int], bytes]  # the request with this number
 
 
 class Figures(NamedTuple):
-    """Results of one turn: operations per second, and microseconds per operation of each kind of
+    """Results of one run: operations per second, and CPU microseconds per operation of each kind of
     process.
     """
 

@@ -77,7 +77,8 @@ def request_of(topic: str, token: str, *, pushes: bool) -> bytes:
 def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
     """Return the plan of client ``number``. All clients together are spread over the topics."""
     topic, turn = topic_of(number % len(PRIORITIES)), number // len(PRIORITIES)
-    # Twenty topics and every twentieth client: the turn moves the greedy one on by a topic.
+    # Every twentieth client is greedy, and there are twenty topics. ``turn`` is added so that the
+    # greedy clients use different topics.
     if greedy and (number + turn) % GREEDY_INTERVAL == GREEDY_INTERVAL - 1:
         manner, token = Manner.GREEDY, f"greedy-{number % 2}"
     else:
@@ -87,8 +88,9 @@ def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
 
 
 def run(server: Server, clients: int, seconds: float, *, pushes: bool) -> tuple[Report, Usage]:
-    """Run this number of writing clients in a separate process. A few of the obeying ones are
-    greedy.
+    """Run this number of writing clients in a separate process.
+
+    Unless ``pushes`` is set, a few of them are greedy. All others obey.
     """
     plans = [plan_of(number, greedy=not pushes, pushes=pushes) for number in range(clients)]
     usage = Usage(server)

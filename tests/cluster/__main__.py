@@ -1,11 +1,11 @@
-"""A Spark cluster on this machine, programs and jobs on it, and parts of it that are killed.
+"""Runs programs and jobs on a Spark cluster on this machine, and kills parts of the cluster.
 
     python -m tests.cluster              or deploy/cluster
 
 Starts a standalone master, two workers and three topics servers, all on loopback. The executors do
-not see this checkout: the package comes by ``--py-files``, then it is installed as a wheel. Each
-step is submitted; the numbers of its rows are counted and summed, and must be those of the source.
-The first that differs ends it with exit code 1.
+not see this checkout: first the package is submitted with ``--py-files``, then it is installed as a
+wheel. After each step, the count and the sum of the numbers in its rows must equal those of the
+source. If a step differs, the program ends with exit code 1.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def deadly(df: DataFrame, step: str, folder: str, victim: str) -> DataFrame:
 
 
 def main(steps: str, servers: str, prefix: str, folder: str, rows: str, victim: str = "") -> None:
-    """All steps in one session."""
+    """Run all steps in one session."""
     spark = SparkSession.builder.appName(prefix).getOrCreate()
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     register(spark)

@@ -67,7 +67,7 @@ class Assignment:
 
 
 def assignments(names: int) -> Iterator[Assignment]:
-    """Yield the assignment with all names inside, then those with one name outside."""
+    """Yield the assignment with all names inside the prefixes, then each with one name outside."""
     for outside in (None, *range(names)):
         yield Assignment(outside, names)
 

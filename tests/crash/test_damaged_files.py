@@ -58,9 +58,7 @@ def _busy(api: Api, part: int) -> None:
 
 
 def kinds_of(path: Path) -> dict[str, list[Path]]:
-    """Return the files by kind, without those that contain only zeros (such as a spare
-    log file).
-    """
+    """Return the files by kind, except files that contain only zeros, such as a spare log file."""
     kinds: dict[str, list[Path]] = {}
     for file in sorted(
         file

@@ -32,7 +32,7 @@ def is_refused(api: Api, size: int) -> bool:
 
 
 def fill_with_deletes(api: Api) -> None:
-    """Fill the reserve that deletes have on a full disk, up to its last bytes."""
+    """Fill the log reserve, which deletes use on a full disk, until a delete is refused."""
     bound = 2
     for tag in range(16):  # About 300 runs of 16 bytes each
         body = {"match": ["tag", "Eq", f"t{tag}"]}

@@ -72,9 +72,9 @@ TIMEOUT_S = 15.0
 
 
 def send_until_cut_off(wire: Wire) -> None:
-    """Continue to send after the rejection.
+    """Continue to send after the rejection until the server closes the connection.
 
-    The server may read for a moment, so that the client receives the response, but not forever.
+    The server may read for a short time, so that the client receives the response.
     """
     deadline = time.monotonic() + TIMEOUT_S
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -159,8 +159,8 @@ def test_unread_responses_do_not_accumulate_in_memory(server: Server) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["answers", "streams", "churning", "sockets"])
 def test_unread_data_of_clients_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
-    """100 clients with 8 MiB each; `tests.campaigns.hostile` has 1,000. Data that is being read,
-    and the shared memory that it comes through, are added to the bound.
+    """There are 100 clients with 8 MiB each; `tests.campaigns.hostile` has 1,000. The bound also
+    includes the data that is being read and the shared memory through which the front gets it.
     """
     cost = bother(tmp_path, kind, 100, 5.0, max_held_bytes=32 * MIB)
     assert cost.memory.rise["front 0"] < 240 * MIB, str(cost)

@@ -45,7 +45,7 @@ class QueueLeases(QueueRecords):
 
     @rule(name=NAMES, asks=ASKS, evenly=st.booleans())
     def claim(self, name: str, asks: list[tuple[str | int, int, int]], evenly: bool) -> None:
-        """Claim jobs. Each ask comes from a polling node or from a stream."""
+        """Claim jobs. Each of ``asks`` is the request of a polling node or of a stream."""
         topic = self.topic(name)
         if topic is None:
             return

@@ -1,5 +1,5 @@
-"""The model of a topic: a list of records. The effects of the log are a list too, so that a
-restart is a loop over them.
+"""A model of a topic: a list of records. The effects of log frames are also a list, so a restart
+applies them again in a loop.
 """
 
 from __future__ import annotations

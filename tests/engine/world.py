@@ -95,8 +95,8 @@ class Pending:
 class World:
     """A shard and its storage.
 
-    After a restart ``log`` survives as far as it is not cut, and ``extents`` survive with their
-    flags. ``resident`` does not survive.
+    The part of ``log`` that is not cut and ``extents`` with their flags survive a restart.
+    ``resident`` does not.
     """
 
     engine: ShardEngine = field(default_factory=ShardEngine)

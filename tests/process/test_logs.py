@@ -294,7 +294,7 @@ def opened() -> Iterator[contextlib.ExitStack]:
 
 
 def reading_end(kind: str, opened: contextlib.ExitStack) -> tuple[int, int]:
-    """Return two ends: that of the test, and the stderr of a server."""
+    """Return the file descriptors of both ends: the test reads one, a server logs to the other."""
     if kind == "socket":
         ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
         return ours.fileno(), theirs.fileno()

@@ -167,8 +167,8 @@ def test_more_shards_than_the_open_file_limit_allows_are_refused(home: Path) -> 
 
 
 def test_a_hang_up_reloads_the_keys_also_for_a_front_that_starts_later(home: Path) -> None:
-    """The first signal comes right after the settings are read, and the others when the server is
-    ready.
+    """The first signal is sent right after the settings are read, and the others when the server
+    is ready.
     """
     file = home / "keys"
     file.write_text("one")

@@ -253,8 +253,8 @@ def _sectors(offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _left(durable: bytearray, ops: list[Op], keeps: Keeps, lengths_to: int) -> bytearray:
-    """Return the surviving content of a file: the sectors that ``keeps`` selects, and the lengths
-    up to a number.
+    """Return the content of a file that survives: the sectors that ``keeps`` selects, and all
+    changes of its length up to operation ``lengths_to``.
     """
     now, left, size, end = bytearray(durable), bytearray(durable), len(durable), _NEVER
     for op in ops:

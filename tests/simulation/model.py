@@ -117,8 +117,10 @@ class Append:
 
 @dataclass(slots=True)
 class Known:
-    """A record that exists or existed. ``born``: it does not exist before. ``acked``, ``seen``: the
-    first moments at which a client received its ack or its content.
+    """A record that exists or existed.
+
+    ``born``: the record did not exist before this moment. ``acked``, ``seen``: the first moments at
+    which a client received the ack or the content of the record.
     """
 
     seq: int
@@ -138,7 +140,7 @@ class Known:
 
     @property
     def since(self) -> int:
-        """Return the first moment at which it exists."""
+        """Return the first moment at which the record is known to exist."""
         return min(self.acked, self.seen)
 
 
@@ -210,14 +212,20 @@ class Removal(NamedTuple):
     until: int
 
     def fits(self, seq: int, tag: str | None, is_tag_known: bool = True) -> bool:
-        """Return whether it selects such a record. If the tag is unknown, return whether it may."""
+        """Return whether the request selects a record with this seq and tag.
+
+        If the tag is unknown, return whether the request may select the record.
+        """
         if self.before_seq is not None and seq >= self.before_seq:
             return False
         return self.match is None or not is_tag_known or matches(self.match, tag)
 
 
 class Death(NamedTuple):
-    """An event that discards the memory, or more, of shards. ``shard`` None: of all shards."""
+    """An event after which shards have lost their memory, and possibly data on the disk.
+
+    If ``shard`` is None, the event affects all shards.
+    """
 
     number: int
     until: int
@@ -238,13 +246,13 @@ class Incarnation:
     readings: list[Reading] = field(default_factory=list)
     deliveries: dict[int, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
 
-    ordered: list[int] = field(default_factory=list)  # the seqs of records, after the collection
+    ordered: list[int] = field(default_factory=list)  # sorted seqs; set when all are collected
 
     def known(self, seq: int) -> Known:
         return self.records.setdefault(seq, Known(seq))
 
     def between(self, first: int, last: int) -> Iterator[Known]:
-        """Return the records with these seqs, after the collection."""
+        """Return the records from ``first`` to ``last``. Call this after all are collected."""
         self.ordered = self.ordered or sorted(self.records)
         for index in range(bisect_left(self.ordered, first), bisect_right(self.ordered, last)):
             yield self.records[self.ordered[index]]

@@ -222,8 +222,9 @@ class Work:
 
 
 class Actor(Client):
-    """A simulated client. It calls ``step`` repeatedly in every burst. ``turns`` is the approximate
-    number of all turns.
+    """A simulated client. It calls ``step`` repeatedly in every burst.
+
+    ``turns`` is the approximate total number of calls.
     """
 
     def __init__(self, work: Work, name: str, turns: float = 0.0) -> None:
@@ -232,7 +233,7 @@ class Actor(Client):
         self.prepare()
 
     def prepare(self) -> None:
-        """Draw the values that are the same in all turns."""
+        """Draw the values that all calls of ``step`` share."""
 
     async def run(self, began: float) -> None:
         """Act during the bursts, or all the time."""

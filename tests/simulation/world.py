@@ -467,7 +467,7 @@ class Kernel:
 
 
 def place(world: World) -> None:
-    """Replace the server's interfaces to the outside by the world."""
+    """Replace the server's interfaces to the operating system with the simulated world."""
     for module in [*sys.modules.values()]:
         name = getattr(module, "__name__", "")
         if not name.startswith("topics."):

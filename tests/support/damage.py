@@ -159,7 +159,7 @@ def findings(path: Path) -> list[str]:
 
 
 def without(before: Seen, name: str, *lost: int) -> Shown:
-    """Return the records that were shown, without these."""
+    """Return the records that were shown, except these records of topic ``name``."""
     return {
         topic: {seq: data for seq, data in records.items() if topic != name or seq not in lost}
         for topic, records in before.shown.items()

@@ -98,8 +98,9 @@ class Known(NamedTuple):
 
 
 def known(topic: Topic, now: Now) -> Known:
-    """Return the current state of the jobs of a queue. Deadlines that have passed are treated
-    alike.
+    """Return the current state of the jobs of a queue.
+
+    It does not depend on when a deadline has passed.
     """
     jobs = jobs_of(topic)
     durable = keeps_leases(topic.config)

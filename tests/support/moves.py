@@ -38,8 +38,9 @@ class Asked(NamedTuple):
     then: Callable[[Any], None]
 
     def answer(self, *refused: TopicsError | None) -> None:
-        """Reply to the requests. None means that a request is appended; without arguments
-        all are.
+        """Reply with one outcome for each request: None if it is appended, or its failure.
+
+        Without arguments, all requests are appended.
         """
         outcomes = refused or (None,) * len(self.requests)
         failures = [(each.code, each.message, each.detail) for each in outcomes if each is not None]

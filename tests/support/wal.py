@@ -146,8 +146,9 @@ class Gate:
 
 
 def sync_by(monkeypatch: pytest.MonkeyPatch, *, loop: bool) -> None:
-    """Let the loop make all syncs that it may, or let the thread make all, regardless of their
-    durations.
+    """Let the loop perform all syncs that it is permitted to perform, or the thread all syncs.
+
+    The measured durations of syncs have no effect.
     """
     monkeypatch.setattr(SyncPace, "is_cheap", lambda *_: loop)
 

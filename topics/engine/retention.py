@@ -166,7 +166,8 @@ def next_expiry(topic: Topic, store: Store) -> int | None:
     # The first entry is the oldest, because `$ts` never decreases.
     first_seq, _, locator, _, ts = index.full_entry(0)
     start = topic.start_seq - first_seq
-    # The beginning of the extent has been removed, so the time of the entry is too early.
+    # The entry has the `$ts` of the first record of the extent. If that record was removed, read
+    # the `$ts` of the first live record.
     if start > 0 and is_extent(locator):
         try:
             ts = _ts(store.records(locator), start)

@@ -204,7 +204,7 @@ class Server:
         This function never waits.
         """
         self.keys.access = access
-        # Cached heads contain admissions by the old keys.
+        # The cached heads of requests were admitted with the old keys.
         self.parts.heads.clear()
         self.guard.drain.end_refused(self.guard.renewed)
         self.live.end_refused()

@@ -1,4 +1,7 @@
-"""Converts rows with any columns to rows of the sink, and maps them. No Python runs per row."""
+"""Converts rows with any columns to rows of the sink, and applies functions to Arrow batches.
+
+No Python code runs for single rows.
+"""
 
 from __future__ import annotations
 

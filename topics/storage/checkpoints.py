@@ -118,7 +118,7 @@ class CheckpointWriter:
         # The file descriptor, and the end of the written part. The header is at the beginning of
         # the file, but it is written last, so that an unfinished file is never intact.
         self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
-        self._has_reserve = False  # whether the temporary file was the reserve
+        self._has_reserve = False  # whether the reserve became the temporary file
         try:
             self._fd = _open(self._temporary_path, os.O_CREAT | os.O_TRUNC)
         except OSError as error:

@@ -74,7 +74,7 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
 async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is lost, each is answered, and the seqs follow the order of arrival."""
+    """No message is lost, each gets a reply, and the seqs are in the order of arrival."""
     for name, most in (("FIFO_MAX", 3), ("WAITING_MAX", 6), ("CHECK_INTERVAL_MS", 0)):
         monkeypatch.setattr(loop_module, name, most)
     monkeypatch.setattr(inbox, "FIFO_MAX", 3)
@@ -132,7 +132,7 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
 async def test_a_flood_of_one_band_leaves_the_others_their_share(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requests of the highest band come last and are answered in the first turns."""
+    """The requests of the highest band arrive last, and the first iterations handle them."""
     monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)  # an iteration takes one message
     for topic, priority in (("low", -1), ("usual", 0), ("high", 800)):
         harness.make(topic, priority=priority, durability="ephemeral")
@@ -174,7 +174,7 @@ async def test_diffs_and_claims_tell_how_long_they_were_parked(
 
 
 def _come(harness: ShardHarness, call: Call[Any, Any], params: Any, body: bytes) -> int:
-    """A request comes into the inbox; its number."""
+    """Put a request into the inbox. Return its number."""
     number = harness._cid = harness._cid + 1
     harness._calls[number] = call
     payload = encode_request(number, call.method, params)

@@ -145,7 +145,7 @@ async def test_an_append_to_a_log_that_is_short_of_space_breaks_the_pin(
 
 
 async def looked_for_space(harness: ShardHarness, *, found: bool) -> None:
-    """As `freed`, while the log is short of space: it searches for some in a thread."""
+    """See `freed`. The log also lacks space and tries in a thread to allocate files."""
     harness.log.lacks_space = True
 
     def find_room() -> bool:

@@ -1,4 +1,4 @@
-"""Topics: when a put is answered."""
+"""Calls for topics: a put gets its reply after the config is synced."""
 
 from __future__ import annotations
 

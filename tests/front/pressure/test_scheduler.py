@@ -1,4 +1,4 @@
-"""Turns: during long iterations high bands are served first, and no band starves."""
+"""Append scheduler: in long iterations high bands are served first, and no band starves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topics.front.pressure.pressure import ACTIVE_S, LONG_ITERATION_S, RELEASE_M
 
 
 class SchedulerHarness:
-    """Turns with a clock and an iteration length that tests set."""
+    """An `AppendScheduler` whose clock and iteration length the tests set."""
 
     def __init__(self) -> None:
         self.now, self.lag = 100.0, LoopLag(100.0)

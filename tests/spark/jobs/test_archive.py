@@ -265,7 +265,9 @@ def test_unread_records_that_were_evicted_or_deleted_fail_the_job_unless_allowed
 def test_a_topic_that_is_created_again_is_archived_and_replayed_completely(
     unstopped: SparkSession, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All on one day; the first incarnation by an earlier version, without its epoch."""
+    """All records have the same date. An earlier version, which stored no epochs, archived the
+    first incarnation.
+    """
     again = job(live, "again", tmp_path, allow_loss=True)
     live.make("again", 20)
     with monkeypatch.context() as earlier:

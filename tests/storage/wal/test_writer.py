@@ -121,8 +121,8 @@ def test_the_loop_does_not_write_during_a_sync_or_before_pending_groups(
 def test_groups_of_the_loop_and_the_writer_are_written_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer thread was woken for the first of several writes of the loop. When it runs, a
-    group of its own is waiting.
+    """The first of several writes of the loop wakes the writer thread. When the thread runs, a
+    group that it must write is already waiting.
     """
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(seq=1), sync=True)

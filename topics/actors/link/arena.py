@@ -64,9 +64,9 @@ class ArenaMemory:
         return (session & 1) * self.half_bytes
 
     def release_pages(self, start: int, length: int) -> None:
-        """Return the pages of a range to the system, for all processes.
+        """Release the memory pages of a range to the operating system.
 
-        Afterwards the range reads as zeros.
+        Afterwards every process that shares the mapping reads zeros from the range.
         """
         if length:
             self._map.madvise(mmap.MADV_REMOVE, start, length)

@@ -217,8 +217,8 @@ class MessageRouter(RouteTable):
             if deadline is not None:
                 await trio.sleep_until(deadline)
             else:
-                # If no request is open, the task has no deadline. `_start_timeout` wakes it for
-                # the next one.
+                # No request is open. `_start_timeout` sets this event when the next request
+                # arrives.
                 self._idle = trio.Event()
                 await self._idle.wait()
                 self._idle = None

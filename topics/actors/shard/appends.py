@@ -93,9 +93,9 @@ class Appends(Service):
         self._space.defer(partial(self._decide_retry, batch))
 
     def _decide_retry(self, batch: AppendBatch) -> None:
-        """Evaluate again the requests of a batch that the log has lost.
+        """Retry the requests of a batch whose frames the log could not write.
 
-        They are not retried again.
+        Each request is retried only once.
         """
         # The topic may be held by a change that arrived in the meantime.
         params, held = batch.params, self._context.held

@@ -51,7 +51,7 @@ POLLS_PER_ITERATION = 64
 
 
 class LongPoll:
-    """One waiting diff.
+    """A diff request that waits for records.
 
     ``page``: the page that was read last. ``scanned``: the number of records scanned for all pages.
     """

@@ -155,7 +155,10 @@ class RecordStore:
         self.on_blobs_removed(self._wal.blobs.drop(topic.id))
 
     def prefetch(self, topic: Topic, seq: int) -> None:
-        """Start to read the records at and after ``seq`` into the page cache, if in segments."""
+        """Start to read the records from ``seq`` on into the page cache.
+
+        Only records in segments are read.
+        """
         index = topic.index.find(seq)
         locator = _live_extent(topic.index, index)
         if locator is not None:

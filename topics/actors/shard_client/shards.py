@@ -477,7 +477,7 @@ class Shards:
         link = self._links[shard]
         if not link.is_connected:
             raise link.not_ready()
-        # Each filler is compared once, even if it fills several blocks.
+        # A dict, so that a filler of several blocks is included only once.
         holders = {
             block.filler: None for block in link.link.writer.filling if block.filler is not None
         }

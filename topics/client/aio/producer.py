@@ -102,7 +102,11 @@ class AsyncProducer(AsyncSender):
     def _without(
         self, index: int, records: bytes, numbers: Sequence[int]
     ) -> list[tuple[str, bytes, Sequence[int]]]:
-        """Return the parts after and before a refused record."""
+        """Split a part at a refused record.
+
+        Return a part with the records after it and a part with the records before it. An empty part
+        is omitted.
+        """
         each = msgspec.json.decode(records, type=list[msgspec.Raw])
         return [
             (

@@ -58,7 +58,7 @@ class AsyncSender(AsyncSending):
         finally:  # failures are logged; the exception of the block matters more
             await self._finish()
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the same in the client for threads
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the sync client has the same parameter
         """Wait until all records that were sent before are acknowledged or have failed. Raise
         `TimeoutError` after ``timeout`` s.
         """
@@ -70,7 +70,7 @@ class AsyncSender(AsyncSending):
         if not is_done:
             raise TimeoutError(f"{self._name}: records are not acknowledged within {timeout} s")
 
-    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the same in the client for threads
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the sync client has the same parameter
         """Send the remaining records for up to ``timeout`` s, by default until their deadlines.
         Raise an `ExceptionGroup` if any record has failed.
         """

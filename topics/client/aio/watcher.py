@@ -95,7 +95,7 @@ class AsyncWatch:
             raise StopAsyncIteration
         return event
 
-    async def next(self, timeout: float | None = None) -> values.Event | None:  # noqa: ASYNC109 - the same in the client for threads
+    async def next(self, timeout: float | None = None) -> values.Event | None:  # noqa: ASYNC109 - the sync client has the same parameter
         """Return the next event, or None if the watch has ended. Raise `TimeoutError` after
         ``timeout`` s without an event; the next call opens the stream again.
         """

@@ -496,8 +496,8 @@ def replay(
     topic.bytes += size
     if ts_ms >= topic.last_ts:  # the checkpoint may contain a later `$ts` from records in memory
         topic.last_write_ts = topic.last_ts = ts_ms
-    # The checkpoint states that records below `start_seq` were removed. The write may contain
-    # some of them.
+    # According to the checkpoint, all records below `start_seq` were removed. This frame may
+    # contain some of them.
     if first_seq < topic.start_seq:
         trim(topic, len(topic.index) - 1, table.store)
     if flags & _TAGS:

@@ -176,7 +176,7 @@ class _Picker:
             # The batch has records of another hop, or `_pick_to` has reached a bound or damage.
             elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
                 break
-        # A loss becomes a trim only if no record was picked before it.
+        # Trim lost seqs only if the batch is still empty. Otherwise the next batch trims them.
         if loss is not None and self._seq >= loss.first and not (self._runs or self._trimmed):
             self._pass_loss(loss, hops)
         hop = self._hop if self._runs or self._trimmed else 0

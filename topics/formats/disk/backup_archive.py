@@ -11,10 +11,9 @@ log file has its original ``size``, with zeros after the archived bytes.
 
 An incremental backup lacks the bytes that the receiver already has. The receiver reports each of
 its files with its length and *identity* (`identity_ranges`), which for a log file depends on the
-process of the shard (`run_of`). A file with the same identity is not
-sent. A log file is sent from the reported length on, as the member ``NAME@LENGTH``. In the
-manifest, ``kept`` is the number of bytes of a file that were not sent; the hash covers the other
-bytes.
+process of the shard (`run_of`). A file with the same identity is not sent. A log file is sent from
+the reported length on, as the member ``NAME@LENGTH``. In the manifest, ``kept`` is the number of
+bytes of a file that were not sent; the hash covers the other bytes.
 """
 
 from __future__ import annotations
@@ -124,11 +123,11 @@ def unsealed(data: bytes) -> Manifest:
 
 
 def run_of(path: str, runs: Sequence[int]) -> bytes:
-    """Return the bytes of a file's identity that precede its content: the number of the process of
-    its shard for a log file, and nothing for others.
+    """Return the bytes that precede the content of a file in its identity.
 
-    A data directory may be replaced by an older copy, and then get other frames that end with the
-    same bytes. This needs a restart of the shard.
+    For a log file this is the number of the shard's process, otherwise nothing. If a data directory
+    is replaced by an older copy, the shard may write other frames that end with the same bytes. But
+    this requires a restart of the shard, which changes the number.
     """
     if not path.startswith(LOG):
         return b""
@@ -137,14 +136,13 @@ def run_of(path: str, runs: Sequence[int]) -> bytes:
 
 
 def identity_ranges(path: str, length: int) -> list[tuple[int, int]]:
-    """Return the (offset, length) of the bytes whose SHA-256, after `run_of`, is the identity of a
-    file.
+    """Return the (offset, length) of the ranges of a file that its identity covers.
 
-    Delete flags are hashed completely. For all other files, the start and the end are sufficient:
-    their bytes never change while a shard runs, apart from the delete flags within a segment. The
-    header of a log file contains a random number. A blob and a checkpoint begin with a checksum of
-    the complete file. A segment ends with the checksum of its directory, which contains
-    the checksums of its extents.
+    The identity is the SHA-256 of `run_of` and these ranges. Delete flags are hashed completely.
+    For all other files, the start and the end are sufficient: their bytes never change while a
+    shard runs, apart from the delete flags within a segment. The header of a log file contains a
+    random number. A blob and a checkpoint begin with a checksum of the complete file. A segment
+    ends with the checksum of its directory, which contains the checksums of its extents.
     """
     if path.startswith(FLAGS):
         return [(0, length)]

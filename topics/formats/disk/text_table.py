@@ -34,7 +34,10 @@ class TextTable:
         self.ends = array("I")  # the end of each sorted text in the concatenated parts
 
     def add(self, count: int, texts: Texts, refs: Sequence[int]) -> None:
-        """Add the next records, after ``count`` earlier ones. ``refs`` number ``texts`` from 1."""
+        """Add the next records, which follow ``count`` earlier records.
+
+        Each of ``refs`` is a position in ``texts``, from 1, or 0 for a record without a text.
+        """
         self.fill(count)
         numbers = self._numbers
         if len(refs) == 1:

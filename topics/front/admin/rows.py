@@ -1,4 +1,7 @@
-"""Rows of the admin plane, without their views, so that the route table does not import Quart."""
+"""The routes of the admin plane.
+
+Their views are in other modules, so that the route table does not import Quart.
+"""
 
 from __future__ import annotations
 

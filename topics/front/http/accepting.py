@@ -297,7 +297,7 @@ class Acceptor:
     def _next_known(self) -> socket.socket:
         """Return the next client with a key. The keys are served in rotation."""
         key, sockets = next(iter(self._known.items()))
-        # Remove the key and add it again at the end. This is the rotation.
+        # Move the key to the end of the dict, so that the next call serves another key.
         del self._known[key]
         sock = sockets.popleft()
         if sockets:

@@ -86,7 +86,11 @@ class Reader:
 
 
 class FeedSubscription:
-    """A topic in a view, as a shard sends it to this front. ``seq`` is the end of the last page."""
+    """The subscription of this front to a topic in one view.
+
+    The shard sends each page of records once, for all ``readers``. ``seq`` is the last seq of the
+    last page.
+    """
 
     def __init__(self, number: int, shard: int, topic: str, view: View) -> None:
         self.number, self.shard, self.topic, self.view = number, shard, topic, view

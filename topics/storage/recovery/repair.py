@@ -294,7 +294,8 @@ class ShardRepair(RepairPlan):
             except BaseException:
                 file.abandon()
                 raise
-            file.publish()  # after an error the file is not removed: it may have its final name
+            # Do not remove the file after an error, because it may already have its final name.
+            file.publish()
         for path in self.kept:
             preserve_damaged(path)
         for path in self.damaged_files:

@@ -106,12 +106,11 @@ class ShardReader:
         # Each step below only reads. An object that fails here leaves no open log files.
         self._shard, self._progress = shard, progress
         self.folders = folders = open_folders(data_dir, shard, progress)
-        # The newest intact one is first. A damaged newest checkpoint is not an error if an older
-        # one is intact, because the log that it needs still exists.
+        # The newest intact checkpoint is first. It is not an error if the newest checkpoint is
+        # damaged and an older one is intact, because the log that the older one needs still exists.
         intact = checkpoints.intact_checkpoints(folders.checkpoint, progress.heartbeat)
         self.checkpoint = checkpoint = intact[age] if intact else None
-        # The needs of all intact checkpoints: files that only the older one needs must survive,
-        # too.
+        # Keep the files that any intact checkpoint needs, even if only the older one needs them.
         self.kept = [
             CheckpointNeeds(each.replay_from, frozenset(each.segments)) for each in reversed(intact)
         ]

@@ -266,8 +266,8 @@ def _valid_keys(
     """
     alive_ts, from_seq = _oldest_valid_ts(topic, now), topic.keys_from_seq
     now_ts, ahead_ms = now.ts, now.ms - now.ts
-    # The window uses the monotonic clock. The wall time of a write is converted, and is not in
-    # the future.
+    # The window uses the monotonic clock, so the wall time of each write is converted. A time in
+    # the future counts as now.
     for key, first_seq, count, ts in keys:
         if isinstance(key, str) and is_copy_key(key):
             topic.dedupe.note_copy(key, first_seq)

@@ -77,7 +77,7 @@ def by_hand(patch: pytest.MonkeyPatch) -> None:
 
 
 def eager_merges(patch: pytest.MonkeyPatch, segments: int = 2) -> None:
-    """Let segments of a few small extents be merged, as many larger ones would be."""
+    """Lower the limits of merging, so that a few small segments are merged."""
     patch.setattr(merging, "RUN_MIN_SEGMENTS", segments)
     patch.setattr(merging, "EXTENT_COST_BYTES", 64)
     patch.setattr(sources, "GAP_BYTES", 200)

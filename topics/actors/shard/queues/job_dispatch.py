@@ -383,7 +383,8 @@ class JobDispatch(Service):
         now, next_at = self._commits.now(), jobs_of(wait_list.topic).next_at
         if next_at < NEVER:
             self._set_timer(wait_list, max(TIMER_MIN_S, (next_at - now.ms) / 1000))
-        # Jobs are ready, but all streams are full. Age may remove one of their jobs.
+        # Jobs are ready, but all streams are full. A stream has capacity again when one of its jobs
+        # expires.
         if not wait_list.waiting and self._ready(wait_list.topic):
             expires_at = retention.next_expiry(wait_list.topic, self._engine.store)
             if expires_at is not None:  # a record that is due but still exists is damaged

@@ -224,9 +224,9 @@ class Forwards(Service):
         takers: Mapping[int, ForwardDest],
         answers: _Answers,
     ) -> _Payload:
-        """Append copies to dests with equal copies.
+        """Append the copies to the dests of a group.
 
-        Return the payload to which the next frame refers.
+        Return the payload to which the frame of the next group refers.
         """
         params = request.params
         is_all = group_key.copies == payload.records

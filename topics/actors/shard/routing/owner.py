@@ -181,7 +181,7 @@ class RouterOwner(Service):
         # A key must not change a router that it may not see, even if the new ends are permitted.
         if before is not None:
             _check_covered(params.router, before.config, params.prefixes)
-        # An unchanged router is pushed again only if a shard of its ends has missed it.
+        # Push an unchanged router again only if the shard of its source or dest does not have it.
         if before is None or before.config != config or not self._is_known(before):
             try:
                 await self._make(params.router, config, create_dest=patch.create_dest)

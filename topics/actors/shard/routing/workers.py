@@ -168,8 +168,8 @@ class RouterWorkers(Service):
         Only copies in the log have them.
         """
         topic, wal, noted = source.topic, self._context.wal, source.hops
-        # There is nothing to read if no router writes to the source, or if its hops are known from
-        # here on.
+        # No hops must be read if no router writes to the source, or if the hops after ``cursor``
+        # are already known.
         if topic.derivations is None or cursor >= source.hops_from:
             return
         # Start again at the earlier cursor. Hops that are known already are taken over, and only
