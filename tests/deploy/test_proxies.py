@@ -35,12 +35,14 @@ from tests.support.relay import Relay
 from tests.support.server import Server
 from tests.support.sse import Stream, seqs, session
 from tests.support.ws import Socket
+from topics import cli
 from topics.client import Record, Topics
 from topics.config import Settings
 from topics.formats.api.limits import WAIT_MS_MAX
 from topics.formats.api.watch import HEARTBEAT_MAX_MS
 from topics.front.http.connection import Timings
 from topics.front.live.sse import RETRY, error_event
+from topics.storage.standby import Standby
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +148,20 @@ def test_a_response_to_a_slow_reader_is_not_buffered_in_a_file(
         assert status == 200
         ok(api.diff(topic, limit=1))  # other clients are served in the meantime
         wire.close()
+
+
+def test_a_standby_receives_complete_and_incremental_rounds(
+    proxy: Proxy, api: Api, topic: str, tmp_path: Path
+) -> None:
+    copy = Standby(tmp_path / "copy")
+    url = "http://{}:{}".format(*proxy.address)
+    for number in range(3):
+        ok(api.append(topic, *["x" * 1_000_000] * 4), 201 if number == 0 else 200)
+        assert cli.main(["--url", url, "-q", "standby", "run", str(copy.path), "--once"]) == 0
+    rounds = copy.intact()
+    assert len(rounds) == 3
+    assert all(each.received_bytes > 4_000_000 for each in rounds)
+    assert copy.damaged(rounds[-1]) == []
 
 
 def test_a_body_that_is_too_long_is_refused_by_the_server(api: Api, topic: str) -> None:

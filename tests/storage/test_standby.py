@@ -162,7 +162,9 @@ def test_damaged_files_are_found_and_an_altered_log_is_sent_again(
     again = Standby(copy.path)  # without the hashes of the first process
     assert contents(again, receive(again, source.backup(again)), tmp_path / "2") == source.files
     segment.unlink()
+    segment.mkdir()  # cannot be read, like a bad block
     assert str(segment.relative_to(copy.files)) in copy.damaged(found)
+    assert SEGMENT not in {file.path for file in again.report(again.known())}
 
 
 @pytest.mark.parametrize("place", ["path", "file"])

@@ -244,13 +244,13 @@ class Standby:
         return found
 
     def damaged(self, generation: Generation) -> list[str]:
-        """Read all files of a generation. Return the ones that are missing, cut or altered."""
+        """Read all files of a generation. Return the ones that are altered or cannot be read."""
         found = []
         for part in generation.parts:
             self._hashes.pop(part.file, None)
             try:
                 is_damaged = self._hash(part.file, part.bytes) != part.sha256
-            except FileNotFoundError:
+            except OSError:
                 is_damaged = True
             if is_damaged:
                 found.append(part.file)
@@ -283,14 +283,14 @@ class Standby:
         return found
 
     def report(self, known: Mapping[str, Held]) -> list[KnownFile]:
-        """Return the list that the server gets. A file that is missing, cut, or an altered log file
-        is omitted, so that the server sends it again.
+        """Return the list that the server gets. It omits files that are cut or cannot be read, and
+        altered log files, so that the server sends them again.
         """
         found = []
         for path, held in known.items():
             source = ArchiveFile(path, str(self.files / held.file), 0, held.bytes, held.bytes)
             # The server compares identity and length. It then sends only what differs or is new.
-            with contextlib.suppress(FileNotFoundError, Damaged):
+            with contextlib.suppress(OSError, Damaged):
                 own = identity(source, held.bytes, held.runs)
                 # A longer log file gets a new hash, which must not include damage.
                 if not path.startswith(LOG) or self._hash(held.file, held.bytes) == held.sha256:
