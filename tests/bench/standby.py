@@ -3,7 +3,7 @@
 A server gets many topics and then ``--gib`` of records, in batches that go to one topic after the
 other, with a pause between two batches. One more client appends single records, class `fsync`, and
 measures them. Windows without and with a standby (``topics standby run --every 5s``) alternate.
-Between them, one round copies what was written before, so that it is not counted to the standby.
+Before each window with a standby, one round copies all earlier data, which is measured separately.
 Reported for each window: records/s, the quantiles of the single appends in ms, CPU seconds of the
 server for each GiB appended. Reported for each generation that is still kept: bytes received, and
 bytes that the server has written to its log since the one before. The standby belongs to another

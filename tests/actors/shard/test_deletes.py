@@ -33,7 +33,7 @@ async def test_a_failed_delete_leaves_its_topic_unchanged(harness: ShardHarness)
     new = harness.append("a", "of another topic")
     harness.failed(FULL)
     assert harness.answers() == [(new, "not_ready")]
-    harness.failed(FULL)  # By itself it could have used the reserve
+    harness.failed(FULL)  # without the other delete, it could have used the reserve
     assert harness.answers() == [(gone, "not_ready")]
     assert harness.seqs("a") == [1]
     again = harness.append("a", "next")

@@ -107,7 +107,7 @@ class GaugeHarness(QueueHarness):
 
 
 @pytest.fixture
-async def harness(  # the clock counts only when the test itself asks for it, too
+async def harness(  # the clock is mocked only if the test requests it, too
     tmp_path: Path, nursery: trio.Nursery, mock_clock: MockClock
 ) -> AsyncIterator[GaugeHarness]:
     found = GaugeHarness(tmp_path, nursery, mock_clock)
@@ -294,7 +294,7 @@ async def test_the_log_tells_what_it_did_and_how_long_its_syncs_took(
     harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(await harness.beat())
-    sync_by(monkeypatch, loop=False)  # what the loop syncs does not wait for the log
+    sync_by(monkeypatch, loop=False)  # the loop syncs without waiting for the log
     harness.put("a", durability="fsync")
     await harness.settled()
     for number in range(5):

@@ -227,8 +227,8 @@ async def test_without_room_for_its_frame_its_blob_goes_too(harness: ShardHarnes
 async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
-    """A read lets go of what is too old while the records are on their way; the frame that tells of
-    it meets a full disk.
+    """A read removes expired records while the streamed records arrive. The frame that logs the
+    removal fails, because the disk is full.
     """
     held = Held(monkeypatch)
     harness.make("a", ttl_ms=60_000)

@@ -17,7 +17,7 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 @pytest.fixture
 def held(workers: QueueHarness) -> QueueHarness:
-    """Three jobs, of which ``w`` holds the first two."""
+    """Three jobs. ``w`` has leased the first two."""
     workers.queue(jobs=3)
     workers.claim(max=2)
     workers.claimed()

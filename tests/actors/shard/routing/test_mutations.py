@@ -1,5 +1,5 @@
-"""Tests of mutations: those that share a name run in sequence, and none starts for a disconnected
-caller.
+"""Tests of mutations: mutations of one name run in sequence, and no mutation starts for a
+disconnected caller.
 """
 
 from __future__ import annotations

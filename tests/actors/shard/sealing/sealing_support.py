@@ -237,7 +237,7 @@ def ended(client: Sealer) -> Iterator[Sealer]:
 
 
 def files(path: Path, kind: str) -> list[Path]:
-    """Return all files except those that only reserve space."""
+    """Return all files except files that only reserve space."""
     return sorted(found for found in (path / kind / "00").iterdir() if found.suffix != ".reserve")
 
 
