@@ -142,6 +142,8 @@ class Systemd:
     def until(self, line: str) -> list[str]:
         """Return all notifications up to the next one with this text."""
         seen: list[str] = []
+        deadline = time.monotonic() + WITHIN_S
         while not seen or seen[-1] != line:
+            assert time.monotonic() < deadline, f"no {line}, only {seen}"
             seen.append(self.next())
         return seen

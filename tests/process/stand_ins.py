@@ -148,9 +148,10 @@ def make_mains(_settings: Settings, shared: Shared) -> ChildMains:
 
 
 if __name__ == "__main__":
-    health.STALLED_S = float(os.environ.get("STALLED_S", "3"))
-    health.FIRST_HEARTBEAT_S = float(os.environ.get("FIRST_SIGN_S", "15"))
-    health.KILL_AFTER_S = float(os.environ.get("KILL_AFTER_S", "30"))
+    for constant in ("STALLED_S", "FIRST_HEARTBEAT_S", "KILL_AFTER_S"):
+        if seconds := os.environ.get(constant):
+            assert hasattr(health, constant)
+            setattr(health, constant, float(seconds))
     block_sighup()
     start = boot.read(os.environ)
     logs.configure("supervisor", start.settings.log_level)
