@@ -227,18 +227,6 @@ def malformed(source: random.Random) -> bytes:
     return source.choice(kinds)
 
 
-def send_malformed(server: Server, source: random.Random, count: int) -> None:
-    """Send each malformed request on its own connection. Every connection must end."""
-    for _ in range(count):
-        with Wire(server.address, timeout_s=10) as wire:
-            try:
-                wire.send(malformed(source))
-                wire.half_close()
-            except OSError:
-                continue  # refused before it was sent completely
-            wire.rest()
-
-
 def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
     """Request large responses without reading them, and keep the connection open. Return the number
     of requests that the server read before it stopped.

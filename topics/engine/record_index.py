@@ -129,11 +129,6 @@ class RecordIndex:
             return index - self._front
         return index + 1 - self._front
 
-    def is_within_entry(self, seq: int) -> bool:
-        """Return whether one entry contains both ``seq`` and the seq before it."""
-        index = self.find(seq)
-        return index < len(self) and self.entry(index)[0] < seq
-
     def find_ts(self, ts: int) -> int:
         """Return the index of the first entry whose first record has a `$ts` of ``ts`` or later."""
         return bisect_left(self._ts, ts, self._front) - self._front

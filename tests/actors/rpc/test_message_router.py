@@ -339,9 +339,7 @@ TIMEOUT = {"subject": "rpc/append", "t": "E", "cid": 7, "code": 1103, "message":
 
 
 class UnresponsiveRouter:
-    """A router whose handler keeps every request and replies to none. ``sweeping()`` runs its
-    deadlines.
-    """
+    """A router whose handler keeps every request and replies to none."""
 
     def __init__(self, nursery: trio.Nursery, timeout_ms: int = 30_000) -> None:
         self.harness = RouterHarness(MessageRouter(MessageRouterConfig(rpc_timeout_ms=timeout_ms)))
