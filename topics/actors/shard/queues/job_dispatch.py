@@ -329,7 +329,7 @@ class JobDispatch(Service):
     ) -> int:
         """Lease jobs and return their number.
 
-        The number is 0 if no jobs are available or the scan for jobs has reached its limit.
+        The number is 0 if the scan finds no available job within its limit.
         """
         table, now = self._engine.table, self._context.now
         changes = lease_jobs.claim(table, topic, requests, now, evenly=evenly, max_bytes=max_bytes)
