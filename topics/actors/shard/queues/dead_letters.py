@@ -6,12 +6,14 @@
                                       '-- unknown: the same batch again
                  retried after a pause, or claimable again under a new config
 
-After a crash, the log and the checkpoint identify the jobs that are to be moved. Each queue with
-dead jobs has a task, which moves one batch at a time until the outcome of each of its jobs is
-known. Only then does the next batch start, so the target needs to keep only the keys of the last
-batch (``decisions/0049``).
-A backup also waits until all outcomes are known. A job that a cap, its age or a delete removes in
-the meantime is not counted as dead-lettered, but the target may have a copy of it.
+A queue of class `ephemeral` writes no frame, because its jobs are lost when the process ends. After
+a crash, the log and the checkpoint identify the jobs of other queues that are to be moved.
+
+Each queue with dead jobs has a task, which moves one batch at a time until the outcome of each of
+its jobs is known. Only then does the next batch start, so the target needs to keep only the keys of
+the last batch (``decisions/0049``). A backup also waits until all outcomes are known. A job that a
+cap, its age or a delete removes in the meantime is not counted as dead-lettered, but the target may
+have a copy of it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     chosen --copy appended--> copied --DELETE frame--> moved
        |                         '-- the log cannot write the frame --> unknown
        |-- the target refuses the copy --> refused
-       '-- no reply --> unknown
+       '-- no reply, or the shard of the target is not ready --> unknown
 
 Records are appended first and deleted second, so that no failure loses a record. Refused and
 unknown records stay in their topic. The target has no copy of a refused record, and may have a copy
@@ -11,7 +11,7 @@ of an unknown record. A second copy of a record has the same idempotency key as 
 (``engine/moved_keys.py``). So the target does not append it again, and the record is deleted.
 
                           dead letters                      redrives
-    chooses               a batch of exhausted jobs         a window for each target
+    chooses               a batch of exhausted jobs         a window of records, for all targets
     reserves it by        a synced LEASE frame (DYING)      hiding the records, in memory only
     refused               dead again, retried after a       claimable again, skipped and counted
                           pause
