@@ -1,12 +1,12 @@
 """Polled claims: lease jobs for a worker's request, immediately or within its `wait_ms` (§10.2).
 
-    IN LINE --leased--> LOGGING --the log has the leases--> replied
+    WAITING --leased--> LOGGING --the log has the leases--> replied
        |                   '--cancelled, its front has disconnected--> its leases are released
        |--wait_ms is over--> replied, with no jobs
        '--cancelled, its front has disconnected--> dropped
 
 A claim waits for the log only if the queue's leases are durable. If a client does not receive the
-response, the front sends the leases back in `UnclaimedParams`, and they are released.
+response, the front returns the leases in `UnclaimedParams`, and the shard releases them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 
 
 class PolledClaim(Claimer):
-    """A claim that waits for its reply. ``leased``: its leases, after it has left the wait list."""
+    """A claim that waits for its reply. ``leased``: the change that has leased jobs to it."""
 
     __slots__ = ("capacity", "claim", "claims", "deadline", "is_done", "leased", "request")
     is_stream = False
@@ -125,7 +125,7 @@ class Claims(Service):
             if poll.request.session is session:
                 self._drop(poll)
         self._deferred = {key: call for key, call in self._deferred.items() if key[0] != session}
-        self._context.deadlines.wake()  # because this runs outside an iteration
+        self._context.deadlines.wake()  # request an iteration, because this runs outside one
 
     def _claim(self, request: ClaimCall) -> None:
         context, params = self._context, request.params
@@ -193,8 +193,8 @@ class Claims(Service):
             self._drop(poll)
         elif deferred is not None:
             _refuse(deferred)
-        # If the reply is already in transit to the front, the front sends the leases back in
-        # `UNCLAIMED`.
+        # If neither exists, the reply is already in transit to the front, which then returns the
+        # leases in `UNCLAIMED`.
 
     def _unclaimed(self, message: InboundMessage[UnclaimedParams, Any]) -> None:
         params = message.params

@@ -6,12 +6,14 @@
                                       '-- unknown: the same batch again
                  retried after a pause, or claimable again under a new config
 
-After a crash, the DYING rows list the jobs that are to be moved. Each queue with dead jobs has a
-task, which moves one batch at a time until the outcome of each of its jobs is known. Only then does
-the next batch start, so the target needs to keep only the keys of the last batch
-(``decisions/0049``).
-A backup also waits until all outcomes are known. A job that a cap, its age or a delete removes in
-the meantime is not counted as dead-lettered, but the target may have a copy of it.
+A queue of class `ephemeral` writes no frame, because its jobs are lost when the process ends. After
+a crash, the log and the checkpoint identify the jobs of other queues that are to be moved.
+
+Each queue with dead jobs has a task, which moves one batch at a time until the outcome of each of
+its jobs is known. Only then does the next batch start, so the target needs to keep only the keys of
+the last batch (``decisions/0049``). A backup also waits until all outcomes are known. A job that a
+cap, its age or a delete removes in the meantime is not counted as dead-lettered, but the target may
+have a copy of it.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # the pause is doubled while no job can be moved
-# Maximum number of batches in flight to one shard. Each contains up to 1 MiB of records. If a shard
-# does not reply, only moves to its own topics stop.
+# Maximum number of batches in flight to one shard. Each contains about 1 MiB of records at most. If
+# a shard does not reply, only moves to its own topics stop.
 MOVES_MAX: Final = 8
 
 log = structlog.get_logger()
@@ -79,15 +81,15 @@ class DeadLetters(Service):
         self._note_claimable = note_claimable
         # A queue has an entry while its task runs. The task removes it at its end.
         self._queues: dict[int, DeadLetterQueue] = {}  # by topic id
-        # Keyed by shard. Queues are served in the order of their requests.
-        # The limit counts batches in memory. Waiting tasks hold no records.
+        # Keyed by the shard of the target: limits the batches in memory. Queues acquire a slot in
+        # the order of their requests, and tasks that wait for a slot hold no records.
         self._limiters = defaultdict[int, trio.CapacityLimiter](
             lambda: trio.CapacityLimiter(MOVES_MAX)
         )
 
     async def run(self) -> None:
         """Continue after a restart, first with batches that were in flight."""
-        # Batches in flight come first, because a backup and their queues wait for them.
+        # Backups wait for batches in flight, and so do the other dead jobs of their queues.
         queues = [topic for topic in self._engine.topics.values() if topic.jobs is not None]
         for topic in queues:
             if jobs_of(topic).dead_lettering:
@@ -98,12 +100,12 @@ class DeadLetters(Service):
 
     def wake(self, topic: Topic) -> None:
         """Move the dead jobs of the queue, if there are any and no task is moving them."""
-        # The task itself finds later jobs, since it runs until there are none.
+        # A running task also finds later jobs, because it runs until the queue has no dead jobs.
         if topic.id in self._queues or not _has_dead(topic):
             return
         queue = self._queues[topic.id] = DeadLetterQueue(topic, _rule(topic.config))
-        # A restart has found a batch in flight. Its outcome is unknown: the target may contain
-        # copies of it.
+        # The batch was in flight when the process stopped. Its outcome is unknown: the target may
+        # contain copies of its jobs.
         if jobs_of(topic).dead_lettering:
             queue.is_unsettled = True
             self._context.moves.enter()
@@ -156,10 +158,10 @@ class DeadLetters(Service):
             # batch.
             self._settle(queue)
             await self._pause(queue, failure)
-        # A later failure creates a new entry and a new task.
+        # For jobs that become dead later, `wake` creates a new entry and a new task.
         del self._queues[topic.id]
         self._settle(queue)
-        # Any remaining dead jobs are not moved by this rule any longer. Make them claimable.
+        # The rule no longer applies to the remaining dead jobs, so make them claimable.
         if not topic.deleted and not self._context.is_stopping:
             self._requeue_dead(topic, with_batch=True)
 
@@ -220,7 +222,6 @@ class DeadLetters(Service):
         """
         held, moves, name = self._context.held, self._context.moves, queue.topic.name
         await held.wait_free(name)
-        # A batch with an unknown outcome must not wait for the backup, which waits for it.
         while moves.is_held and not queue.is_unsettled:
             await moves.wait_free()
             await held.wait_free(name)
@@ -231,13 +232,14 @@ class DeadLetters(Service):
     async def _mark(self, topic: Topic) -> list[RecordCopy] | OSError:
         """Choose the next jobs, log their move if necessary, and return their copies."""
         context = self._context
-        # If there is no space for the frame, no job can be moved.
+        # If the log accepts no frames, no job can be moved.
         refusal = context.disk_space.refusal(grows=False)
         if refusal is not None:
             return refusal
         with context.iteration():
             context.remove_expired(topic)
-        # The end of the iteration may have deleted the topic. No frame may follow its deletion.
+        # The end of the iteration may have committed the deletion of the topic. No frame of the
+        # topic may follow its deletion.
         if topic.deleted:
             return []
         try:
@@ -270,5 +272,5 @@ def _rule(config: TopicConfig) -> Rule:
 
 
 def _has_dead(topic: Topic) -> bool:
-    """Return whether jobs of the queue are to be moved."""
+    """Return whether the queue has jobs that are to be moved."""
     return not topic.deleted and bool(jobs_of(topic).dead or jobs_of(topic).dead_lettering)

@@ -67,8 +67,9 @@ class JobCalls(Service):
             context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
-        # A retry is processed alone, so that its frame may use the reserve of the log.
-        if is_retry:  # a retry must not share a group with appends, so it is not batched
+        # A retry is processed alone and now, because its frame may use the reserve of the log only
+        # if its group contains no appends.
+        if is_retry:
             self._decide_acks(params.topic, [gathered], is_retry=True)
         else:
             request.disable_timeout()  # the ack is processed in this iteration
@@ -115,7 +116,7 @@ class JobCalls(Service):
                 for request, _, _ in begun:
                     self._retries.refuse(self._ack, request, result, is_retry=is_retry)
                 return
-            # Computed once for all requests, after the commit.
+            # All replies contain the counters after the commit, so compute the counters once.
             ready, in_flight, *_ = self._counters(topic)
             sync_ms = result.sync_ms if topic.config.durable else 0.0
             for request, ended, skipped in begun:
@@ -191,7 +192,7 @@ class JobCalls(Service):
     def _leases(self, request: InboundMessage[LeasesParams, LeasesResult]) -> None:
         params = request.params
         topic = self._context.find_queue(params.topic)
-        # Request one more than the page contains, to know whether there is another page.
+        # Request one lease more than the page contains, to determine whether another page exists.
         found = claims.leases(topic, params.after, params.limit + 1, params.node, self._context.now)
         page = found[: params.limit]
         items = [

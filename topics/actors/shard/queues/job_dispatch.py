@@ -9,9 +9,9 @@ the wait list of their queue. A wait list becomes due in these cases:
 - the window of a cohort is over
 - a timer fires when jobs become claimable, or when jobs of a full stream expire
 
-A loop iteration leases about ``JOBS_PER_ITERATION`` jobs, and serves due wait lists in FIFO order.
-While a wait list waits for the next iteration, no claim is served before it. A wait list is dropped
-when it has no claimers.
+A loop iteration leases at most about ``JOBS_PER_ITERATION`` jobs, and serves due wait lists in FIFO
+order. While a wait list waits for the next iteration, no claim is served before it. A wait list is
+dropped when it has no claimers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from topics.engine.topic import Topic
 from topics.errors import NotReady, TopicNotFound
 
 JOBS_PER_ITERATION = 4096  # approximate maximum for all wait lists together
-JOB_BYTES = 4096  # a larger job counts as several jobs
+JOB_BYTES = 4096  # this number of record bytes costs as much as one job
 ITERATION_BYTES_MAX = JOBS_PER_ITERATION * JOB_BYTES
-PASS_COST = 4  # cost, in jobs, of a pass over a wait list that gets no jobs
+PASS_COST = 4  # cost, in jobs, of a pass over a wait list, in addition to the leased jobs
 RETRY_S = 1.0  # pause after the log has refused leases, or expiry has found damaged data
-TIMER_MIN_S = 0.005  # a timer may fire early, so it is never set for a time in the past
+TIMER_MIN_S = 0.005  # minimum delay of a timer, to prevent a busy loop if a timer fires early
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ log = structlog.get_logger()
 class JobDispatch(Service):
     """The wait lists of all queues of a shard.
 
-    ``on_dead(topic)`` is called when jobs are exhausted.
+    ``on_dead(topic)`` is called when a pass finds exhausted jobs.
     """
 
     def __init__(self, context: ShardContext, on_dead: Callable[[Topic], object]) -> None:
@@ -61,9 +61,9 @@ class JobDispatch(Service):
         # creates it and `_drop_if_empty` removes it.
         self._wait_lists: dict[int, WaitList] = {}  # by topic id
         self._due: dict[WaitList, None] = {}  # in the order in which iterations serve them
-        # `_lease` and `on_due` add to it. `on_due` resets it, so it is 0 at the start of an
-        # iteration.
-        self._spent = 0  # cost of this iteration, of `JOBS_PER_ITERATION`
+        # The cost of this iteration, limited to about `JOBS_PER_ITERATION`. `_lease` and `on_due`
+        # increase it, and `on_due` resets it at the end of the iteration.
+        self._spent = 0
 
     def __len__(self) -> int:
         return len(self._wait_lists)
@@ -73,10 +73,11 @@ class JobDispatch(Service):
     def serve_immediately(self, claimer: Claimer) -> bool:
         """Lease jobs to a claimer if no other claimer waits.
 
-        Return False if the claimer must join the wait list. Raises OSError.
+        Return False if the claimer must join the wait list. Raises OSError if records cannot be
+        read, and `NotReady` if the leases must be logged but cannot be.
         """
-        # Earlier claimers are served first. A due list of any queue also counts, because it waits
-        # for the cost limit, and this claim would use up a part of the limit.
+        # Earlier claimers are served first. This includes the claimers of other queues whose lists
+        # are due, because all queues share the cost limit of an iteration.
         topic = claimer.topic
         if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_ITERATION:
             return False
@@ -91,9 +92,9 @@ class JobDispatch(Service):
         return self._lease(topic, [claimer], [request], claimer.max_bytes, evenly=False) > 0
 
     def join(self, claimer: Claimer, *, may_wait: bool) -> None:
-        """Add a claimer to its wait list. ``may_wait``: it may wait for jobs until `end_wait`.
+        """Add a claimer to its wait list. Call this only within an iteration.
 
-        Call this only within an iteration.
+        ``may_wait``: if no jobs are available, the claimer waits until `end_wait`.
         """
         wait_list = self._wait_list(claimer.topic)
         wait_list.join(claimer, may_wait=may_wait)
@@ -109,8 +110,8 @@ class JobDispatch(Service):
     def end_wait(self, claimer: Claimer) -> None:
         """End the wait. The claimer gets its share of a pending cohort, or an empty reply now."""
         wait_list = self._wait_lists[claimer.topic.id]
-        # A cohort is being gathered or served, and the claimer may be one of its members.
-        # A reply to it now could lose the share that `form_cohort` has assigned.
+        # A cohort is being gathered or served, and the claimer may be one of its members. If the
+        # claimer got a reply now, it could lose the share that `form_cohort` has assigned to it.
         if wait_list.window is not None or wait_list.slices is not None:
             wait_list.unserved[claimer] = None
             return
@@ -163,8 +164,8 @@ class JobDispatch(Service):
             self.note_claimable(topic)
 
     def on_due(self) -> None:
-        """Serve due wait lists up to the cost limit. The others wait for the next iteration."""
-        # Copy the list, because a pass may add and remove entries. A list that was made due
+        """Serve due wait lists up to the cost limit. Other lists wait for the next iteration."""
+        # Copy `_due`, because a pass may add and remove entries. A list that was made due
         # again during this loop waits for the next iteration, so that a busy queue does not
         # starve the others.
         for wait_list in tuple(self._due):
@@ -180,7 +181,7 @@ class JobDispatch(Service):
         self.is_due = bool(self._due)
 
     def on_rollback(self) -> None:
-        """End the lists of topics whose creation was undone. Undone leases are claimable again."""
+        """End the lists of topics whose creation was undone, and serve the other lists again."""
         # The log has lost a group. Its leases were undone, so their jobs are claimable again.
         for wait_list in tuple(self._wait_lists.values()):
             if wait_list.topic.deleted:
@@ -199,7 +200,7 @@ class JobDispatch(Service):
             # The commit of the delete ends the wait list. If the log loses the delete, the list
             # becomes due again.
             return
-        # Remove expired records and leases first, because both change what can be claimed.
+        # Remove expired records and leases first, because both change which jobs are claimable.
         self._context.remove_expired(topic)
         jobs = jobs_of(topic)
         jobs.advance(self._context.now.ms)
@@ -208,8 +209,8 @@ class JobDispatch(Service):
         jobs.leases.loosened.clear()
         if wait_list.waiting:
             self._serve(wait_list)
-        # A claimer begins to wait only after its first attempt, because most claimers are served
-        # in it.
+        # The wait of a claimer begins only after its first pass, because this pass serves most
+        # claimers.
         for claimer in wait_list.joined:
             if claimer in wait_list.waiting:
                 claimer.begin_waiting()
@@ -218,8 +219,8 @@ class JobDispatch(Service):
             self._await_jobs(wait_list)
 
     def _serve(self, wait_list: WaitList) -> None:
-        # Leases that must be durable cannot be granted while the log is closed or the disk is
-        # full.
+        # While the shard cannot write, no jobs are leased. Durable leases also need space in the
+        # log.
         try:
             self._context.check_leasable(wait_list.topic)
         except NotReady as error:
@@ -233,8 +234,7 @@ class JobDispatch(Service):
         elif not jitter_ms:
             wait_list.close_window()
             self._serve_in_order(wait_list)
-        # Open a window only if there is a reason: a new claimer, or jobs for the claimers that
-        # wait.
+        # Open a window only for a new claimer, or if there are jobs for the waiting claimers.
         elif wait_list.window is None and (wait_list.uncounted or self._ready(wait_list.topic)):
             until = trio.current_time() + jitter_ms / 1000
             wait_list.window = self._context.deadlines.call_at(
@@ -252,8 +252,8 @@ class JobDispatch(Service):
 
     def _serve_in_order(self, wait_list: WaitList) -> None:
         while wait_list.waiting:
-            # The limit of the iteration is reached. Keep the list due, so that it continues
-            # before new claims.
+            # The limit of the iteration is reached. Keep the list due, so that its claimers are
+            # served before new claims.
             if self._spent >= JOBS_PER_ITERATION:
                 self._due[wait_list] = None
                 return
@@ -266,7 +266,8 @@ class JobDispatch(Service):
                 self._spent < JOBS_PER_ITERATION
             ):
                 break
-        # All claimers were tried. The ones that may not wait get an empty reply.
+        # All claimers were served, or the queue has no further jobs. Claimers that may not wait get
+        # an empty reply.
         wait_list.uncounted.clear()
         self._answer_unserved(wait_list, tuple(wait_list.unserved))
 
@@ -279,8 +280,8 @@ class JobDispatch(Service):
     def _distribute(self, wait_list: WaitList) -> None:
         assert wait_list.slices is not None, "a cohort is formed before jobs are distributed"
         has_more = False
-        # A slice contains as many jobs as one iteration can lease. Members that left in the
-        # meantime are left out, and their jobs remain in the queue.
+        # A slice contains as many jobs as one iteration can lease. Members that have left the wait
+        # list are skipped, and their jobs remain in the queue.
         while wait_list.slices and self._spent < JOBS_PER_ITERATION:
             shares = [
                 share for share in wait_list.slices.popleft() if share.claimer in wait_list.waiting
@@ -326,7 +327,10 @@ class JobDispatch(Service):
         *,
         evenly: bool,
     ) -> int:
-        """Lease jobs and return their number, 0 if no jobs are left or the limit is reached."""
+        """Lease jobs and return their number.
+
+        The number is 0 if the scan finds no available job within its limit.
+        """
         table, now = self._engine.table, self._context.now
         changes = lease_jobs.claim(table, topic, requests, now, evenly=evenly, max_bytes=max_bytes)
         leased, wait_list = 0, self._wait_lists.get(topic.id)
@@ -348,8 +352,8 @@ class JobDispatch(Service):
             else:  # leases in memory need no commit
                 self._context.note_changed(topic)
                 claimer.settle(change, NO_IO)
-        # The scan has reached its limit of steps. Treat the iteration as used up, so that other
-        # work runs before the scan continues.
+        # The scan has reached its limit of steps. Set the cost of the iteration to its limit, so
+        # that other work runs before the scan continues.
         jobs = jobs_of(topic)
         if jobs.steps_left <= 0:
             self._spent = JOBS_PER_ITERATION
@@ -369,7 +373,7 @@ class JobDispatch(Service):
         jobs.advance(self._context.now.ms)
         return jobs.counters(topic.count).ready
 
-    # Alarms, and the end of a wait list
+    # Timers, and the end of a wait list
 
     def _await_jobs(self, wait_list: WaitList) -> None:
         """Set the timer for the next time at which jobs may become available without another event.
@@ -387,7 +391,7 @@ class JobDispatch(Service):
         # expires.
         if not wait_list.waiting and self._ready(wait_list.topic):
             expires_at = retention.next_expiry(wait_list.topic, self._engine.store)
-            if expires_at is not None:  # a record that is due but still exists is damaged
+            if expires_at is not None:  # if the time has passed, the record is damaged
                 left_ms = expires_at - now.ts
                 self._set_timer(wait_list, left_ms / 1000 if left_ms > 0 else RETRY_S)
 

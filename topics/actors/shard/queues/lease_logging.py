@@ -1,6 +1,6 @@
 """Lease logging: writes the leases and delivery counts of a queue when its leases become durable.
 
-    PUT committed --> slices of jobs, in sequence, one frame or more each --> reply to the PUT
+    PUT committed --> slices of jobs, one after another, in their own frames --> reply to the PUT
 
 The TOPIC frame of the PUT is written first. Every later change to a lease has its own frame. So a
 slice, which contains the current state of its jobs, never contradicts a later frame.
@@ -41,7 +41,8 @@ class LeaseLogging:
     def log(self, topic: Topic, done: Done) -> None:
         """Log the leases. Call ``done`` with None when they are durable, or with the log's error.
 
-        Also call ``done`` if the topic is deleted, or if its leases no longer need to be durable.
+        Also call ``done`` with None if the topic is deleted, or if its leases no longer need to be
+        durable.
         """
         jobs = jobs_of(topic)
         self._step(topic, jobs.listed(), 0, jobs.unlogged, done)
@@ -64,7 +65,7 @@ class LeaseLogging:
         def settle(result: LogProgress | OSError) -> None:
             if isinstance(result, OSError):
                 done(result)
-            else:  # in a later iteration, so that messages are served in between
+            else:  # continue in a later iteration, so that messages are served in between
                 self._context.deadlines.call_at(-math.inf, following)
 
         if change.frames:

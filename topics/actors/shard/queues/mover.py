@@ -3,7 +3,7 @@
     chosen --copy appended--> copied --DELETE frame--> moved
        |                         '-- the log cannot write the frame --> unknown
        |-- the target refuses the copy --> refused
-       '-- no reply --> unknown
+       '-- no reply, or the shard of the target is not ready --> unknown
 
 Records are appended first and deleted second, so that no failure loses a record. Refused and
 unknown records stay in their topic. The target has no copy of a refused record, and may have a copy
@@ -11,7 +11,7 @@ of an unknown record. A second copy of a record has the same idempotency key as 
 (``engine/moved_keys.py``). So the target does not append it again, and the record is deleted.
 
                           dead letters                      redrives
-    chooses               a batch of exhausted jobs         a window for each target
+    chooses               a batch of exhausted jobs         a window of records, for all targets
     reserves it by        a synced LEASE frame (DYING)      hiding the records, in memory only
     refused               dead again, retried after a       claimable again, skipped and counted
                           pause
@@ -57,14 +57,14 @@ class RecordCopy(NamedTuple):
 
 
 class MoveResult(NamedTuple):
-    """The seqs of moved records, and by seq the errors of the records that remain."""
+    """The seqs of the moved records, and the errors of the remaining records by seq."""
 
     seqs: Sequence[int]
     failures: dict[int, TopicsError]
 
     @property
     def refused(self) -> list[int]:
-        """Seqs of records that were not copied to the target."""
+        """The seqs of the records that the target has refused."""
         return [seq for seq, error in self.failures.items() if not isinstance(error, NotReady)]
 
 
@@ -82,7 +82,7 @@ def render_copy(
 async def move(
     context: ShardContext, topic: Topic, target: str, copies: Sequence[RecordCopy], delete: Delete
 ) -> MoveResult:
-    """Append ``copies`` to the topic ``target`` in their order, and delete their records.
+    """Append ``copies`` to the topic ``target`` in order, and delete the original records.
 
     ``delete`` returns the change of ``topic`` that deletes the records.
     """
@@ -97,7 +97,7 @@ async def move(
 async def _append(
     context: ShardContext, target: str, copies: Sequence[RecordCopy]
 ) -> dict[int, TopicsError]:
-    """Append the copies. Return by seq the errors of copies not known to be in the target."""
+    """Append the copies. Return, by seq, the errors of copies that may be missing in the target."""
     params = AppendParams(
         target,
         None,
@@ -125,7 +125,7 @@ async def _append(
 async def _delete(
     context: ShardContext, topic: Topic, seqs: Sequence[int], delete: Delete
 ) -> OSError | None:
-    """Delete records that were copied. Return the error if the log cannot store the change."""
+    """Delete the originals of the copies. Return the error if the log cannot store the change."""
     await context.held.wait_free(topic.name)
     if topic.deleted:
         return None

@@ -1,7 +1,7 @@
-"""Redrive: moves records from a dead-letter topic, or any other topic, back to their sources.
+"""Redrive: moves records of a topic, such as dead letters, to their sources or to one target.
 
     search a slice --> wait until moves may begin --> choose a window --> move it --> search ...
-    over: count the remaining records, slice by slice --> reply
+    at the end: count the remaining records, slice by slice --> reply
 
 Each record is in one state:
 
@@ -11,9 +11,10 @@ Each record is in one state:
        |--> deferred: leased, or already being moved; counted later
        '--> counted for the result: not reached in time
 
-All targets of a window get their records at the same time. The keys of copies prevent duplicates if
-a redrive is repeated after a crash. One redrive of a topic runs at a time, and other redrives wait
-for it. A redrive is counted in `Moves` from the first copy of a window until no copy is in flight.
+The records of a window are moved to all their targets in parallel. The keys of copies prevent
+duplicates if a redrive is repeated after a crash. One redrive of a topic runs at a time, and other
+redrives wait for it. A redrive is counted in `Moves` from the first copy of a window until no copy
+is in flight.
 After `TIME_MAX_S` it chooses no further records and returns the number of records moved so far. The
 window in flight is still finished.
 """
@@ -52,9 +53,10 @@ Result = TypeVar("Result")
 
 TIME_MAX_S: Final = 20.0
 READ_RECORDS: Final = 16  # records read in one batch, before their bytes are counted
-# A redrive stops after this many records that cannot be moved.
+# A redrive ends early when it has found too many records that cannot be moved. The maximum is
+# SKIPPED_PER_RECORD times the limit of the request, but at least SKIPPED_MIN.
 SKIPPED_MIN: Final = 10_000
-SKIPPED_PER_RECORD: Final = 1_000  # this many for each record of the redrive's limit
+SKIPPED_PER_RECORD: Final = 1_000
 NO_SOURCE: Final = "no_source"
 
 
@@ -68,7 +70,7 @@ class SkippedRecord(NamedTuple):
 class Transfer:
     """One redrive.
 
-    ``in_flight``: the seqs of chosen records that are not yet moved or visible again.
+    ``in_flight``: the seqs of chosen records that are neither moved nor visible again.
 
     ``ended`` is set when no further records will be chosen and no record is in flight. ``error`` is
     set if records could not be chosen.
@@ -78,26 +80,26 @@ class Transfer:
         self, request: RedriveCall, topic: Topic, redrive: Redrive, engine: ShardEngine
     ) -> None:
         self.request, self.topic, self.redrive = request, topic, redrive
-        # ``is_answered``: the client has its result, so nothing more is chosen. ``is_stopped``:
-        # the selection is exhausted, or the only target refuses records.
+        # ``is_answered``: the result is being computed or was sent, so no further records are
+        # chosen. ``is_stopped``: the selection is exhausted, or the only target refuses records.
         self.is_answered = self.is_stopped = False
         self.ended = trio.Event()
         self.error: Exception | None = None
         self.moved = self.skipped = 0
         self.reason: SkippedRecord | None = None  # the first record that was skipped
         self.in_flight: set[int] = set()
-        # It is increased only after the end, slice by slice (`count_slice`).
-        self._counted = 0  # remaining records among the counted ones
+        # The number of remaining records that `count_slice` has counted.
+        self._counted = 0
         self._engine = engine
         self._selection = selection.select(topic, engine.store, redrive.before_seq, redrive.match)
-        # Records that could not be chosen because they were busy. They may be free at the end and
-        # then count as remaining.
+        # Records that could not be chosen because they were busy. The records that still exist at
+        # the end count as remaining.
         self._skipped_seqs: list[int] = []
-        self._refused: dict[str, str] = {}  # targets that have refused a record, each with the code
+        self._refused: dict[str, str] = {}  # by target that has refused a record: the error code
 
     @property
     def is_done(self) -> bool:
-        """Whether no further record is to be chosen."""
+        """Return whether the redrive must choose no further records."""
         return (
             self.is_answered
             or self.is_stopped
@@ -135,7 +137,7 @@ class Transfer:
         """
         assert not self.in_flight, "one window is in flight at a time"
         found: dict[str, list[RecordCopy]] = {}
-        # Three bounds of a window: scanned records, bytes and the limit of the request.
+        # The window is bounded by scanned records, by bytes and by the limit of the request.
         scanned, size, room = 0, 0, self.redrive.limit - self.moved
         while scanned < WINDOW_RECORDS and size < COPIES_BYTES and len(self.in_flight) < room:
             seqs = self._selection.take(min(READ_RECORDS, room - len(self.in_flight)))
@@ -152,13 +154,13 @@ class Transfer:
             try:
                 records = dict(claims.records_of(self.topic, self._engine.store, free))
             except OSError:
-                # Put back all records of the window, because none of them has been copied.
+                # Make all records of the window visible, because none of them has been copied.
                 self._make_visible(tuple(self.in_flight), now)
                 raise
             for seq in free:
                 self._choose_record(seq, records.get(seq), found, now)
             size += sum(map(len, records.values()))
-        # The selection ends, or `refuse` has stopped the redrive.
+        # `refuse` may have stopped the redrive before the selection is exhausted.
         self.is_stopped = self.is_stopped or self._selection.is_exhausted
         return found
 
@@ -169,7 +171,7 @@ class Transfer:
         topic, store = self.topic, self._engine.store
         if topic.deleted:
             return False
-        # Count the records that were left out first, then the records that were never reached.
+        # First count the busy records, then the records that the selection has not returned.
         if self._skipped_seqs:
             seqs, self._skipped_seqs = (
                 self._skipped_seqs[:SLICE_RECORDS],
@@ -178,13 +180,13 @@ class Transfer:
             self._counted += selection.count_live(topic, store, seqs)
         elif self._selection.is_exhausted:
             return False
-        # The target is still possible, so the rest counts as remaining.
+        # The target of the request has refused no record, so the other records count as remaining.
         elif self.redrive.to not in self._refused:
             self._counted += self._selection.count_slice()
         elif topic.jobs is None:  # the only target refuses further records
             self.skipped += self._selection.count_slice()
         else:
-            # In a queue, leased jobs are not skipped, because they may become claimable again.
+            # In a queue, busy jobs count as remaining, because they may become claimable again.
             self._selection.search()
             seqs = self._selection.take()
             busy = claims.count_busy(topic, seqs, now)
@@ -199,7 +201,7 @@ class Transfer:
         if parts is None:
             self.skip(seq, Internal.code, now)  # the record is unreadable
             return
-        # If the request has no target, the record contains the name of its source.
+        # If the request has no target, the target is the source that the record names.
         target = source_of(parts.meta) if self.redrive.to is None else self.redrive.to
         code = self._refusal_code(target)
         if code is not None or target is None:
@@ -234,7 +236,7 @@ class Transfer:
         for seq, failure in refused.items():
             self._refused.setdefault(target, failure.code)
             self.skip(seq, failure.code, now)
-        # The only target refuses records. More would be refused, too.
+        # The only target refuses records, and would also refuse all further records.
         if self.redrive.to in self._refused:
             self.is_stopped = True
 
@@ -275,21 +277,21 @@ class Redrives(Service):
         if redrive.to is not None and not covered(redrive.to, params.prefixes):
             raise Forbidden("to is outside the key's prefixes", field="to")
         topic = context.find_topic(params.topic)
-        # The reply may take `TIME_MAX_S` and more, so the timeout of calls does not apply.
+        # The reply may take longer than `TIME_MAX_S`, so the timeout of calls does not apply.
         request.disable_timeout()
         request.release()
         transfer = Transfer(request, topic, redrive, context.engine)
         context.start(self._run, transfer)
-        # Run two tasks, so that the moves are completed even if the reply is sent before.
+        # Run two tasks, so that the moves are completed even if the reply is sent earlier.
         context.start(self._answer, transfer)
 
     async def _run(self, transfer: Transfer) -> None:
         lock = self._locks.setdefault(transfer.topic.id, trio.Lock())
-        # One redrive of a topic at a time, since two would choose the same records.
+        # Run one redrive of a topic at a time, because two would choose the same records.
         async with lock:
             while self._may_choose(transfer):
                 await self._move_window(transfer)
-        # No other redrive waits for this lock.
+        # If the lock is free, no other redrive of the topic waits for it.
         if not lock.locked():
             self._locks.pop(transfer.topic.id, None)
         transfer.ended.set()
@@ -303,17 +305,18 @@ class Redrives(Service):
         moves, copies = self._context.moves, dict[str, list[RecordCopy]]()
         try:
             await self._run_step(transfer.search)
-            # A backup holds the moves, because a record must not be in both topics, or in none,
-            # in its files.
+            # A backup holds all moves, because its files must contain each record in exactly one
+            # of the topics.
             await moves.wait_free()
             copies = self._choose(transfer)
         except Exception as error:
             transfer.error = error
-        # Reserving and putting back may have changed which jobs are claimable.
+        # The step may have hidden jobs, or made jobs visible again.
         self._notify_claimable(transfer.topic)
         if copies:
             moves.enter()  # a backup waits until no copy is in flight
-            # All targets in parallel. The nursery ends when the outcome of each record is known.
+            # Move the records to all targets in parallel. The nursery ends when the outcome of each
+            # record is known.
             async with trio.open_nursery() as nursery:
                 for target, those in copies.items():
                     nursery.start_soon(self._move, transfer, target, those)

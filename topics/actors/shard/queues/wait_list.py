@@ -6,13 +6,12 @@ A claimer is a polled claim or a work stream.
         |--finish_unserved--> gets a reply that contains no jobs
         '--end--> receives an error, and claims no further jobs
 
-    greedy (`claim_jitter_ms` 0)   each claimer in turn takes as many jobs as it can
-    jitter                         GATHERING --window over--> DEALING --cohort served--> GATHERING
+    `claim_jitter_ms` 0    each claimer in turn gets as many jobs as its capacity allows
+    `claim_jitter_ms` > 0  GATHERING --window over--> DISTRIBUTING --cohort served--> GATHERING
 
-A cohort consists of all claimers that wait when the window is over. The jobs are divided evenly
+A cohort consists of the claimers that wait when the window is over. The jobs are divided evenly
 among them, in order of arrival, in slices that one loop iteration can lease. If there are fewer
-jobs than members, the first members get one job each. The other members stay in the list and cause
-no work.
+jobs than claimers, the first claimers get one job each, and the other claimers stay in the list.
 """
 
 from __future__ import annotations
@@ -53,24 +52,24 @@ class Claimer:
         return ClaimRequest(self.holder, max_jobs, lease_ms)
 
     def begin_waiting(self) -> None:
-        """Start to wait, because the claimer was not served in the iteration in which it joined."""
+        """Start to wait, because the first pass after the claimer joined has not served it."""
 
     def served(self, change: LeaseChange) -> None:
-        """Record the leases with which the claimer has left the wait list."""
+        """Record the leases of the claimer, which is no longer in the wait list."""
         raise NotImplementedError
 
     def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
-        """Send the jobs, or handle the log error because of which their leases are lost."""
+        """Send the jobs. If ``result`` is an error, the log has lost their leases."""
         raise NotImplementedError
 
     def finish_unserved(self) -> None:
-        """Reply with no jobs, because the claimer has left the list. Never called for a stream."""
+        """Reply with no jobs, because the wait is over. Never called for a stream."""
         raise NotImplementedError
 
     def end(self, error: Exception) -> None:
-        """Handle ``error``, because of which the claimer has left the list.
+        """Handle the error because of which the claimer was removed from the wait list.
 
-        It gets no further jobs.
+        The claimer gets no further jobs.
         """
         raise NotImplementedError
 
@@ -90,6 +89,7 @@ class WaitList:
     queue. ``joined``: claimers that joined after the list was last served. ``uncounted``: claimers
     that joined after a cohort was last formed. ``window``: the deadline at which the next cohort is
     formed. ``slices``: the remaining shares of the cohort, each slice served in one step.
+    ``timer``: the deadline at which the list is served even if no other event makes it due.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class WaitList:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no claimer waits and the queue has no streams, which may wait later."""
+        """Return whether no claimer waits and no stream is open. An open stream may wait later."""
         return not (self.waiting or self.streams)
 
     # Claimers
@@ -130,8 +130,9 @@ class WaitList:
         self.uncounted.pop(claimer, None)
 
     def admit(self, changed_holders: Iterable[LeaseHolder]) -> None:
-        """Add streams that have capacity again. ``changed_holders``: holders that hold fewer jobs
-        now.
+        """Add streams that have capacity again.
+
+        ``changed_holders``: the holders that hold fewer leases than before.
         """
         for holder in changed_holders:
             stream = self.streams.get(holder)
@@ -141,7 +142,7 @@ class WaitList:
     # Windows and cohorts
 
     def close_window(self) -> None:
-        """Stop gathering a cohort."""
+        """Cancel the window, so that no cohort is formed."""
         if self.window is not None:
             self.window.cancel()
             self.window = None
@@ -155,10 +156,10 @@ class WaitList:
 
 
 def even_shares(capacities: Sequence[int], jobs: int) -> list[int]:
-    """Return the share of each claimer if ``jobs`` jobs are dealt round-robin.
+    """Return the share of each claimer if ``jobs`` jobs are distributed round-robin.
 
     All shares are equal, except that no share exceeds the claimer's capacity in ``capacities``. The
-    remainder goes to the first claimers.
+    first claimers with further capacity get the remainder.
     """
     # Raise the common share to the capacity of each claimer in turn, the smallest first, until the
     # jobs do not suffice for all claimers that have capacity left.

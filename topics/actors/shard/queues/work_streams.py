@@ -1,14 +1,14 @@
-"""Work streams: leases jobs and sends them to the client as they become available (§10.8).
+"""Work streams: lease jobs to clients and send them as they become available (§10.8).
 
-    work.open --> IN LINE --leased--> PAGE IN FLIGHT --work.taken--> IN LINE, or FULL
+    work.open --> WAITING --leased--> PAGE IN FLIGHT --work.taken--> WAITING, or FULL
                      ^                                                             |
                      '--a job is acked, nacked, expires or is removed--------------'
-    work.close, end of the session     its leases are released, and it is removed
+    work.close, end of the session     the leases are released and the stream is removed
     queue deleted, records unreadable  the same, and work.ended is sent
 
 A stream holds at most ``max_jobs`` leases. One page of jobs is in flight at a time, so further jobs
-stay in the queue if the client is slow. A page that the front has not sent to its client does not
-count as a delivery.
+stay in the queue if the client is slow. When the front closes a stream, the jobs of a page that it
+has not sent to the client are released without counting as delivered.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from topics.storage.wal.log_progress import LogProgress
 
 
 class WorkStream(Claimer):
-    """An open stream.
+    """An open work stream.
 
-    ``page``: leases (seq, number) of the jobs in flight to the client. ``pages``: the number of
-    pages sent so far.
+    ``page``: the seq and the lease number of each job in flight to the client, or None if no page
+    is in flight. ``pages``: the number of pages sent so far.
     """
 
     __slots__ = ("max_jobs", "number", "page", "pages", "session", "streams")
@@ -119,7 +119,7 @@ class WorkStreams(Service):
         """Release the leases of the session's streams."""
         for stream in tuple(self._by_session.get(session, {}).values()):
             self._release(stream)
-        self._context.deadlines.wake()  # because this runs outside an iteration
+        self._context.deadlines.wake()  # request an iteration, because this runs outside one
 
     # Jobs
 
@@ -146,7 +146,7 @@ class WorkStreams(Service):
     # Ends of streams
 
     def end(self, stream: WorkStream, error: Exception) -> None:
-        """End a stream, because its queue is deleted or its records are unreadable."""
+        """End a stream, because its queue was deleted or its records are unreadable."""
         if isinstance(error, TopicNotFound):
             code, message = NotAQueue.code, f'topic "{stream.topic.name}" is no longer a queue'
         else:
@@ -155,10 +155,10 @@ class WorkStreams(Service):
         self._send(stream, WORK_ENDED, WorkEndedParams(stream.number, code, message), b"")
 
     def _release(self, stream: WorkStream, unshown: Iterable[tuple[int, int]] = ()) -> None:
-        """Remove the stream and release its leases, so that they are claimable.
+        """Remove the stream and release its leases, so that its jobs are claimable.
 
-        ``unshown``: leases of jobs that were not delivered to the client. Do nothing for a removed
-        stream.
+        ``unshown``: the seqs and lease numbers of jobs that were not sent to the client. Do nothing
+        if the stream was already removed.
         """
         if self._find(stream.session, stream.number) is not stream:
             return
@@ -169,7 +169,7 @@ class WorkStreams(Service):
         self._dispatch.unfollow(stream)
         if stream.holder.held and not stream.topic.deleted:
             now = self._commits.now()
-            # Only the leases of jobs that the client has received count as deliveries.
+            # First release the unshown jobs, whose deliveries do not count, and then all others.
             for change in (
                 lease_jobs.unclaim(stream.topic, unshown, now),
                 lease_jobs.release(stream.topic, stream.holder, now),

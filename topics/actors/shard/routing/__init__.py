@@ -1,1 +1,1 @@
-"""Routers in a shard (§6): the owner of their graph, workers at sources, copies into dests."""
+"""Routers in a shard (§6): the owner of the graph, workers for sources, and forwards to dests."""

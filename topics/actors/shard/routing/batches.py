@@ -23,7 +23,7 @@ from topics.formats.disk.copies import OWN_STAMP, RUN, Run, encode_runs, payload
 from topics.formats.disk.records import RecordsView
 from topics.storage.wal.log import Wal
 
-# Precedes the records of a message: flags, record_count, ext_len.
+# The header of the records in a message: flags, record_count, ext_len.
 _BODY: Final = struct.Struct("<III")
 
 
@@ -97,6 +97,6 @@ def body_batch(picked: Picked, store: Store, number: int) -> ForwardBatch:
 
 
 def records_in(body: Buffer) -> RecordsView:
-    """Return copies of the records in a message."""
+    """Return the records in a message, copied from the memory of the message."""
     flags, count, ext_len = _BODY.unpack_from(body)
     return RecordsView(flags, count, ext_len, memoryview(bytes(body[_BODY.size :])))

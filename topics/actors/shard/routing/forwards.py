@@ -1,4 +1,4 @@
-"""Forwards: append copies of routers to the dests of this shard (§6).
+"""Forwards: append the copies that routers make to the dests in this shard (§6).
 
     router.forward -> for each router: is its cursor at from_seq, has its dest space?
         -> routers with equal copies: ONE frame with the payload and all cursors --committed-->
@@ -79,9 +79,9 @@ class Forwards(Service):
 
     def __init__(self, context: ShardContext, registry: RouterRegistry) -> None:
         self._context, self._engine, self._registry = context, context.engine, registry
-        # A router is in this set from the submission of its change until the commit. The source has
-        # at most one forward in flight, but after a timeout it may repeat one whose first attempt
-        # is not committed yet.
+        # A router is in this set from the submission of its change until the commit. The shard of
+        # the source has at most one forward of a router in flight, but after a restart it may
+        # repeat a forward whose first attempt is still pending.
         self._pending: set[int] = set()  # routers with a pending change
         # Payloads that the log contains, with the LSN of their frame, by session and batch number,
         # the newest last.
@@ -128,13 +128,13 @@ class Forwards(Service):
     ) -> ForwardDest | None:
         """Return the target if it takes part in the forward, or settle it and return None."""
         topic = self._engine.topics.get(target.dest)
-        # The topic was deleted, or deleted and created again. Copies must not go to the new
+        # The topic was deleted, or deleted and created again. No copies must be appended to the new
         # topic.
         if topic is None or topic.id != target.dest_id:
             settle(ForwardStatus.NO_DEST, Derivation(target.start_seq, 0))
             return None
         at = derivation_of(topic, target.router, target.start_seq)
-        # Discard the cursor of a removed router, even if its source has not been notified yet.
+        # Accept no copies from a removed router, even if the shard of its source still sends them.
         is_fed = self._registry.may_feed(topic.name, target.router)
         # A router has at most one pending change, and a held topic accepts no changes.
         if not is_fed or target.router in self._pending or self._context.held.is_held(topic.name):
@@ -180,7 +180,7 @@ class Forwards(Service):
         except Unreadable as error:
             log.warning("forward records unreadable", error=str(error))
             payload = None
-        if payload is None:  # the log has begun another file since the runs were created
+        if payload is None:  # the records are unreadable, or are not in the current log file
             _settle_all_behind(takers, params, answers)
             return
         # Dests may differ in `$ts`, in free space and in the size of the copies. Each group of
@@ -196,7 +196,7 @@ class Forwards(Service):
             topic = taker.topic
             ts = copy_ts(topic, self._context.now)
             fits = count_fitting(self._engine.table, topic, copier, ts)
-            # The dest has no space for the first copy. Report how many bytes it needs.
+            # The dest has no space for the first copy. Report the size of this copy.
             if not fits:
                 need = copier.first_size(topic.next_seq, ts)
                 at = Derivation(params.from_seq, taker.total)
@@ -237,11 +237,13 @@ class Forwards(Service):
         # A frame may refer only to frames of its own log file.
         if not self._fits(payload, takers.values()):
             if not payload.logged_at:
-                # Otherwise the source would refer to frames of this file again.
+                # Begin a new log file, because the source would otherwise refer to frames of the
+                # current file again.
                 self._context.wal.end_file()
                 _settle_all_behind(takers, params, answers)
                 return payload
-            payload = payload._replace(logged_at=0)  # the log file with the payload is full
+            # The log file with the payload is full, so the new frame contains the payload again.
+            payload = payload._replace(logged_at=0)
         body = payload.body(group_key.copies)._replace(
             cursor=to_seq, hop=params.hop, tail_bytes=copier.tail_bytes
         )
@@ -255,8 +257,8 @@ class Forwards(Service):
             self._engine.table, [*takers.values()], copier, body, group_key.ts, self._context.now
         )
         lsn = self._submit(forwarded, params, takers, answers, status)
-        # Later messages of this fan-out contain the same records. Remember the frame, so that their
-        # frames refer to it instead of containing the payload again.
+        # Later messages of this fan-out contain the same records. Store the LSN of the frame, so
+        # that their frames refer to it instead of containing the payload again.
         if lsn and body.payload is not None:
             payload = payload._replace(logged_at=lsn)
             if params.batch:
@@ -310,7 +312,7 @@ class Forwards(Service):
 
     def _is_logged(self, request: ForwardCall) -> bool:
         """Return whether the log file contains the payload of this batch."""
-        # After a rollback, remembered LSNs may be beyond the end of the log, or refer to other
+        # After a rollback, the stored LSNs may be beyond the end of the log, or refer to other
         # frames.
         if self._losses != self._context.commits.rollback_count:
             self._losses = self._context.commits.rollback_count
@@ -351,8 +353,8 @@ class Forwards(Service):
         Runs of copies are resolved to the frames that contain the records.
         """
         wal = self._context.wal
-        # A run refers to a frame that is not in the current log file, or the file has no space for
-        # the new frame. The source must send the records again.
+        # If a frame is not in the current log file, or the file has no space for the new frame, the
+        # source must send the records again.
         if not all(self._may_name(run.lsn, params) for run in runs):
             return None
         stamps: dict[Stamp, int] = {}
@@ -429,7 +431,7 @@ class _Payload(NamedTuple):
 
     @property
     def is_stamped(self) -> bool:
-        """Whether each router stamps its copies."""
+        """Return whether each router stamps its copies."""
         return self.runs[0].stamp == OWN_STAMP
 
     def copier(self, router: str, count: int | None = None) -> Copier:
@@ -474,12 +476,15 @@ class _Answers:
     def __init__(self, request: ForwardCall) -> None:
         self._request = request
         self.targets = [*map(ForwardTarget._make, request.params.targets)]
-        # Until its outcome is stored, a target counts as BUSY, and the source repeats its forward.
+        # Initial values. Each of them is replaced before the reply is sent.
         self._outcomes = [(int(ForwardStatus.BUSY), 0, 0, 0)] * len(self.targets)
         self._open_count = len(self.targets)
 
     def settle(self, index: int, status: ForwardStatus, at: Derivation, need: int = 0) -> None:
-        """Store the outcome for one router. ``need``: bytes that a full dest lacks."""
+        """Store the outcome for one router, and reply if all outcomes are known.
+
+        ``need``: the size of the first copy for which a full dest has no space.
+        """
         need = need if status is ForwardStatus.FULL else 0
         self._outcomes[index] = int(status), at.cursor, at.total, need
         self._open_count -= 1

@@ -1,7 +1,8 @@
 """Mutations: changes of routers, each in its own task.
 
-Mutations that share a name run in the order of their requests. A mutation that waits for a shard
-delays only mutations with which it shares a name.
+Each mutation names the routers and topics that it affects. Mutations that share a name run in the
+order of their requests. A mutation that waits for a shard delays only mutations with which it
+shares a name.
 
     add --> waiting for earlier ones that share a name --> its task --> done, or an error reply
                          '-- caller disconnected, or timed out: dropped
@@ -28,7 +29,7 @@ log = structlog.get_logger()
 class Mutation(NamedTuple):
     """One change of routers. ``names``: the routers and topics that it affects.
 
-    ``mutate`` replies to ``request``, or raises the error to reply with.
+    ``mutate`` replies to ``request``, or raises the error with which the request fails.
     """
 
     names: Set[str]

@@ -11,9 +11,9 @@ request to another shard. The graph is changed after the log has the change, and
 notified (`pushes.py`). After a crash between two steps, there are topics whose router was not
 created, or a router that the shards receive when they connect.
 
-Configs in replies come from the graph. Counters are requested from the shards of the sources for
-each reply. If a shard does not know a router, the reply waits for the router's pending mutations,
-because after them all available shards know it.
+Configs in replies are read from the graph. Counters are requested from the shards of the sources
+for each reply. If a shard does not know a router, the reply waits for the router's pending
+mutations, because after them all available shards know it.
 
 A router whose source or dest changes gets a new incarnation with a new id. The new incarnation is
 logged before the shards of the old ends are notified. Until then the old incarnation continues
@@ -114,8 +114,8 @@ class RouterOwner(Service):
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._graph, self._peers = context.engine.routers, context.peers
-        # Orders mutations that share a name. `_changing` is held for a shorter time, and orders
-        # all of them.
+        # `_mutations` runs mutations that share a name one after another. `_changing` is held for a
+        # shorter time, and applies to all mutations.
         self._mutations = Mutations(context)
         self._pushes = Pushes(context, self._note_orphans)
         self._changing = trio.Lock()  # held while the graph is checked and changed
@@ -159,10 +159,10 @@ class RouterOwner(Service):
         self._mutations.add(names, partial(self._remove_topic_routers, request), request)
 
     def _note_orphans(self, router_ids: Sequence[int]) -> None:
+        # An orphan is a router whose source or dest was deleted. Skip routers that were removed
+        # after the shard reported them.
         by_id = self._graph.by_id
         names = {by_id[router_id].name for router_id in router_ids if router_id in by_id}
-        # Routers may have been removed since the shard reported them. An orphan is a router whose
-        # source or dest was deleted.
         self._mutations.add(names, partial(self._remove_orphans, router_ids))
 
     def _ends_of(self, name: str) -> tuple[str, ...]:
@@ -219,8 +219,8 @@ class RouterOwner(Service):
                 others = []
                 if before != router:
                     router, others = await self._put_router(router)
-            # The shards must have the router before the reply, so that a client that appends
-            # after it gets copies.
+            # The shards must have the router before the reply, so that records that a client
+            # appends after the reply are forwarded.
             pushes = await self._pushes.push_each([router, *others], [])
             if not any(router.id in push.result.orphans for push in pushes.values()):
                 return
@@ -241,8 +241,8 @@ class RouterOwner(Service):
             self._check_limits(router.name, router.config)
             if not router.id:
                 router = replace(router, id=self._graph.last_id + 1)
-            # The log's commit changes the graph. Compare it with the routers that were on a cycle
-            # before.
+            # The commit changes the graph. Store which routers are on a cycle before, to find the
+            # differences.
             cyclic = set(self._graph.cyclic)
             await self._log(
                 lambda: router_changes.put(self._engine.table, router, self._context.now)
@@ -315,7 +315,8 @@ class RouterOwner(Service):
             cap.release(used)
 
     async def _end(self, topic: str, *, create: bool = False) -> EndpointResult:
-        # The slot in the shard expires before this call does, so a lost reply does not leak it.
+        # The reservation expires before this call does, so that the shard never uses a slot that
+        # this mutation has already released.
         place_until_ms = self._context.clock().ms + RESERVATION_MS if create else 0
         shard, params = self._peers.shard_of(topic), EndpointParams(topic, create, place_until_ms)
         return await call_shard(self._context, shard, ROUTER_ENDPOINT, params)
@@ -408,7 +409,8 @@ class RouterOwner(Service):
         router_ids = [router.id for router in routers]
         self._context.check_writable()
         async with self._changing:
-            # A removal may break a cycle. The routers that were on it stop counting hops.
+            # A removal may break a cycle. The other routers of the cycle then stop limiting the
+            # hops of records.
             cyclic = set(self._graph.cyclic)
             await self._log(
                 lambda: router_changes.remove(self._engine.table, router_ids, self._context.now)
@@ -430,8 +432,8 @@ class RouterOwner(Service):
         try:
             await show()
         except RoutersChanging as error:
-            # The shard of a source lacks a router. A mutation must be pending, or the shard must
-            # reconnect first, so the request runs again after the mutations of these routers.
+            # The shard of a source does not know a router. A mutation of the router may be pending,
+            # so the request is handled again after the pending mutations of these routers.
             self._mutations.add(error.routers, show, request)
         except Exception as error:
             with self._context.iteration():

@@ -51,8 +51,8 @@ class Pushes:
         self._context, self._on_orphans = context, on_orphans
         self._graph = context.engine.routers
         self._complete: set[int] = set()  # shards that have stored a complete list
-        self._unanswered: Counter[int] = Counter()  # messages to each shard that got no reply yet
-        self._retries: set[int] = set()  # shards that get all routers again soon
+        self._unanswered: Counter[int] = Counter()  # number of messages without a reply, by shard
+        self._retries: set[int] = set()  # shards to which all routers are sent again soon
 
     def is_up_to_date(self, shard: int) -> bool:
         """Return whether the shard has stored all routers that were sent to it in this session."""
@@ -79,7 +79,10 @@ class Pushes:
         return self._send(shard, RouterSyncParams(rows, gone, is_all=False))
 
     async def push_each(self, put: Sequence[Router], removed: Sequence[Router]) -> dict[int, Push]:
-        """Send changes to the shards of their ends. Wait at most `REPLY_MAX_S` for replies."""
+        """Send changes to the shards of the routers' ends.
+
+        Wait at most `REPLY_MAX_S` for the replies.
+        """
         shard_of = self._context.peers.shard_of
         changed: defaultdict[int, list[Router]] = defaultdict(list)
         gone: defaultdict[int, list[Router]] = defaultdict(list)
@@ -124,7 +127,7 @@ class Pushes:
 
     def _retry(self, shard: int, failure: TopicsError) -> None:
         if failure.detail.get("reason") == PEER_UNAVAILABLE or shard in self._retries:
-            return  # the next session begins with a complete list
+            return  # the next session or the scheduled retry sends a complete list
         self._complete.discard(shard)
         log.warning(
             "routers not transferred", shard=shard, reason=failure.message, retry_in_s=RETRY_S

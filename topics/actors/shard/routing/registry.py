@@ -59,7 +59,7 @@ class RouterRegistry(Service):
         # source or their dest in this shard.
         self._rows: dict[int, RouterRow] = {}
         self._by_source: dict[str, dict[int, RouterRow]] = {}
-        # Routers that feed a topic of this shard.
+        # Routers whose dest is a topic of this shard, by the name of the dest.
         self.by_dest: dict[str, dict[int, RouterRow]] = {}
         context.routers_of = self.has_routers
         # False until the owner has sent its complete list once. Until then, no router counts as
@@ -79,8 +79,8 @@ class RouterRegistry(Service):
         """Return whether a topic of this shard may be an end of a router.
 
         Until the owner has sent its list, return whether the owner is available, because the caller
-        then queries it. If an end of a router is deleted while the owner is unavailable, the owner
-        removes the router later.
+        then calls the owner. If an end of a router is deleted while the owner is unavailable, the
+        owner removes the router later.
         """
         if not self.has_owner_list:
             return self._context.peers.is_connected(ROUTER_OWNER)
@@ -94,7 +94,7 @@ class RouterRegistry(Service):
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
     def _end(self, name: str, topic_id: int) -> Topic | None:
-        """Return an end of a router, or None if it was deleted, even if its name is in use."""
+        """Return an end of a router, or None if the topic was deleted or created again."""
         topic = self._engine.topics.get(name)
         return topic if topic is not None and topic.id == topic_id else None
 
@@ -122,7 +122,8 @@ class RouterRegistry(Service):
 
         # The reply waits for the totals of removed routers that have forwards in flight.
         is_waiting = bool(waiting)
-        # The dests of the previous message. Their routers can no longer have a forward in flight.
+        # The dests of the routers that the previous message removed. These routers cannot have a
+        # forward in flight now.
         removed_dests, self._removed_dests = self._removed_dests, set()
         for router in removed:
             self._drop(router)
@@ -217,9 +218,8 @@ class RouterRegistry(Service):
             return request.reply(_end_of(topic))
         if topic is None:
             self._context.check_writable(grows=True)
-        # The topic may exist without being durable. Then the change waits until it is.
-        # This call creates the topic, or repeats its config so that the reply waits for its
-        # sync.
+        # Create the topic. If it exists but is not durable, this change has no effect, and the
+        # reply waits until the topic is synced.
         table, now = self._engine.table, self._context.now
         has_slot = now.ms <= params.place_until_ms
         change = put_topic.decide(table, params.topic, TopicConfigPatch(), now, has_slot=has_slot)

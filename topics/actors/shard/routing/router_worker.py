@@ -21,7 +21,7 @@ from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 1.0
-HOPS_STORED_MAX = 1024  # hop ranges that are kept while some routers have not reached them
+HOPS_STORED_MAX = 1024  # with more hop ranges, `drop_hops` does not wait for idle routers
 
 
 class WorkerState(Enum):
@@ -66,8 +66,8 @@ class RouterWorker:
         self.state = WorkerState.IDLE
         self.retry: Deadline | None = None
         self.retry_s = 0.0
-        # Bytes that a full dest lacked. The next forward contains no records, but requests this
-        # space.
+        # The size of the next copy if the dest has no space for it, otherwise 0. The next forward
+        # contains no records, but requests this space.
         self.need = 0
         self.must_log = False  # the dest's log must store ``seen``
         self.on_removed: Callable[[int], object] | None = None  # called with ``total``
@@ -122,7 +122,7 @@ class RouterWorker:
 
 
 class RouterSource:
-    """A topic and the routers that it feeds.
+    """A topic and the routers that have it as their source.
 
     ``ready``: workers that may send, by `GroupKey`.
     """
@@ -177,7 +177,7 @@ class RouterSource:
     def take_group(self, count: int, has_capacity: Callable[[int], bool]) -> list[RouterWorker]:
         """Return up to ``count`` ready workers of one group, or an empty list.
 
-        ``has_capacity``: whether the shard of their dests accepts a message.
+        ``has_capacity`` returns whether the shard of their dests accepts a message.
         """
         group_key = next((each for each in self.ready if has_capacity(each.shard)), None)
         if group_key is None:
@@ -193,8 +193,8 @@ class RouterSource:
     def drop_hops(self) -> None:
         """Drop the hops of records that every router has handled.
 
-        With many routers this is expensive, so it is done only when most are idle or the table is
-        large.
+        With many routers this is expensive, so it is done only when all routers are idle or the
+        table is large.
         """
         if not self.hops or (
             len(self.idle) < len(self.workers) and len(self.hops) < HOPS_STORED_MAX

@@ -5,11 +5,11 @@
                             '--- reply: cursor, or a retry later ---'
 
 A commit only marks its source as due, so routers add no work to the path of a write. An iteration
-forwards for about a millisecond, and the rest follows in the next iteration. While clients write,
-there are pauses between rounds, which leave most of the loop's time to clients. After a period with
-few rounds there is no pause. Routers with equal cursors and copies share batches and messages. A
-router has one forward in flight. Records that are written in the meantime are part of its next
-forward.
+forwards for about a millisecond, and the rest follows in the next iteration. A round lasts from the
+first message to the last reply. While clients write, there are pauses between rounds, which leave
+most of the loop's time to clients. After a period with few rounds there is no pause. Routers with
+equal cursors and copies share batches and messages. A router has at most one forward in flight.
+Records that are written in the meantime are part of its next forward.
 
 No request to a dest waits for a router, because forwarding is asynchronous (§6, `decisions/0027`).
 
@@ -99,8 +99,8 @@ BatchKey: TypeAlias = tuple[int, int, TagMatch | None, int]
 class RouterWorkers(Service):
     """The routers that have their source in this shard.
 
-    All methods run in the shard's loop, so no lock is needed. A worker is in flight at most once.
-    This is what keeps the copies of a router in the order of its source.
+    All methods run in the shard's loop, so no lock is needed. A worker has at most one forward in
+    flight, so the copies of a router are in the order of its source.
     """
 
     def __init__(self, context: ShardContext) -> None:
@@ -108,10 +108,10 @@ class RouterWorkers(Service):
         self._sources: dict[int, RouterSource] = {}  # by topic id
         # Keyed by router id. Each worker is also in the ``workers`` of its source.
         self._by_router: dict[int, tuple[RouterSource, RouterWorker]] = {}
-        # A dict is an ordered set here: sources take turns, and a source that is not done goes to
-        # the end.
-        self._due: dict[int, None] = {}  # sources, by topic id
-        # Sources that wait until replies to other forwards arrive.
+        # Ordered set of the topic ids of sources with records to forward. A source that has more
+        # records after an iteration is added again at the end.
+        self._due: dict[int, None] = {}
+        # Topic ids of sources that wait until replies to other forwards arrive.
         self._blocked: dict[int, None] = {}
         # None if no round is scheduled. `_plan` sets it and `_work` clears it, so there is at
         # most one.
@@ -119,9 +119,8 @@ class RouterWorkers(Service):
         # The context's number of appends at the last round, to detect whether clients have written
         # since then.
         self._appends_seen = 0
-        # Messages without a reply, to all shards. A round lasts from the first of them until
-        # there are none.
-        self._pending_calls = 0  # messages without a reply
+        # Number of messages without a reply, to all shards. A round ends when this number is 0.
+        self._pending_calls = 0
         # Monotonic seconds. ``_free_at``: the time at which the next round may begin while
         # clients write.
         self._round_start = self._free_at = 0.0
@@ -129,9 +128,8 @@ class RouterWorkers(Service):
         # Only valid within one iteration. A later append may begin another log file, and a frame
         # may refer only to frames of its own file.
         self._named: dict[BatchKey, ForwardBatch] = {}  # batches of this iteration
-        self._bodies: dict[
-            BatchKey, ForwardBatch
-        ] = {}  # batches with their records, the newest last
+        # Batches that contain their records, the newest last.
+        self._bodies: dict[BatchKey, ForwardBatch] = {}
         # The number of the last batch with records. A dest's shard recognizes a batch by its
         # number, so a number is never used twice in a link session.
         self._numbered = 0
@@ -163,18 +161,18 @@ class RouterWorkers(Service):
         return self._sources.setdefault(topic.id, RouterSource(topic))
 
     def _load_hops(self, source: RouterSource, cursor: int) -> None:
-        """Read the hops of the source's own copies after ``cursor``, where a router begins.
+        """Read the hops of the copies in the source after ``cursor``, at which a router begins.
 
-        Only copies in the log have them.
+        Only the frames of copies in the log contain hops.
         """
         topic, wal, noted = source.topic, self._context.wal, source.hops
-        # No hops must be read if no router writes to the source, or if the hops after ``cursor``
-        # are already known.
+        # There is nothing to read if no router writes to the source, or if the hops after
+        # ``cursor`` are already known.
         if topic.derivations is None or cursor >= source.hops_from:
             return
-        # Start again at the earlier cursor. Hops that are known already are taken over, and only
-        # frames that are still in the log can be decoded. Sealed ranges count as direct writes
-        # (`decisions/0027`).
+        # Build the table again from the earlier cursor. Keep the known hops, and read the others
+        # from frames that are still in the log. Sealed copies whose hops are unknown count as
+        # records of clients (`decisions/0027`).
         source.hops, source.hops_from = Hops(), cursor
         for entry in topic.index.from_seq(cursor + 1):
             hop = noted.at(entry.first_seq)[0]
@@ -195,7 +193,7 @@ class RouterWorkers(Service):
         source.remove(worker)
         worker.is_removed = True
         self._unlogged.pop(worker, None)
-        # The last router of the source: stop following the commits of the topic.
+        # If this was the last router of the source, stop following the commits of the topic.
         if not source.workers:
             del self._sources[source.topic.id]
             source.topic.unfollow(self._source_changed)
@@ -210,11 +208,11 @@ class RouterWorkers(Service):
             then(worker.total)
 
     def known(self) -> Iterable[int]:
-        """Ids of all routers that have their source here."""
+        """Return the ids of all routers that have their source in this shard."""
         return self._by_router.keys()
 
     def rows(self) -> Iterator[RouterRow]:
-        """All routers that have their source here."""
+        """Return all routers that have their source in this shard."""
         return (worker.row for _, worker in self._by_router.values())
 
     def worker(self, router: int) -> tuple[RouterSource, RouterWorker] | None:
@@ -264,9 +262,8 @@ class RouterWorkers(Service):
     def _plan(self) -> None:
         """Schedule the next round.
 
-        While clients write, it starts after the pauses of earlier rounds.
-
-        The round then includes the records that were written in the meantime.
+        While clients write, the round begins after the pause that follows the previous round. It
+        then includes the records that were written in the meantime.
         """
         if self._next is None:
             # If clients have not written since the last round, no client needs the loop, and the
@@ -277,8 +274,8 @@ class RouterWorkers(Service):
 
     def _work(self) -> None:
         self._next, self._appends_seen = None, self._context.append_count
-        # During shutdown no forward is started. While a move holds the topics, the round is planned
-        # again.
+        # During shutdown no forward is started. While a backup holds all moves, the round is
+        # deferred.
         if self._context.is_stopping or self._context.moves.defer_if_held(self._plan):
             return
         until = time.perf_counter() + WORK_S
@@ -286,8 +283,8 @@ class RouterWorkers(Service):
         for topic_id in tuple(self._due):
             del self._due[topic_id]
             source = self._sources.get(topic_id)
-            # The budget of the iteration is used up for this source. Other sources are served
-            # first.
+            # The time of the iteration is over, but the source has more to forward. Other sources
+            # are served first.
             if source is not None and not self._feed(source, until):
                 self._due[topic_id] = None  # at the end, after the other sources
             if time.perf_counter() > until:
@@ -304,7 +301,8 @@ class RouterWorkers(Service):
     def _feed(self, source: RouterSource, until: float) -> bool:
         """Forward to the dests of one source. Return False if time ran out before all were served.
 
-        Messages to other shards are sent first, so that they work in parallel with this shard.
+        Messages to other shards are sent first, so that those shards work in parallel with this
+        one.
         """
         # Do not copy expired records, because readers of the source cannot read them either.
         self._context.remove_expired(source.topic)
@@ -401,7 +399,7 @@ class RouterWorkers(Service):
         return batch
 
     def _body(self, source: RouterSource, key: BatchKey) -> ForwardBatch | None:
-        """Return a stored batch, or None if its first records have been evicted since."""
+        """Return the stored batch, or None if there is none or its first record was evicted."""
         batch = self._bodies.get(key)
         return None if batch is None or batch.seqs[0] < source.topic.start_seq else batch
 
@@ -421,8 +419,8 @@ class RouterWorkers(Service):
             worker.skip_to(picked.to_seq)
             if not is_at_end:
                 source.make_ready(worker)
-            # The skip must be durable: the config has changed, and a restart would otherwise copy
-            # records that the old filter has excluded, or the interval of `_log_later` is over.
+            # Log the skip if the config has changed, because a restart would otherwise copy records
+            # that the old filter has excluded, or if the interval of `_log_later` is over.
             elif worker.must_log and worker.seen > worker.cursor:
                 self._send_forward(source, [worker], ForwardBatch(worker.seen, 0))
             else:
@@ -447,7 +445,7 @@ class RouterWorkers(Service):
         self._context.moves.enter()
         self._in_flight[first.shard] += len(workers)
         # ``from_seq`` makes the forward idempotent: a dest whose cursor differs reports its
-        # cursor and takes nothing.
+        # cursor and appends nothing.
         params = ForwardParams(
             source=row.source,
             source_id=row.source_id,
@@ -491,8 +489,8 @@ class RouterWorkers(Service):
         self._due.update(self._blocked)
         self._blocked.clear()
         if isinstance(answer, TopicsError):
-            # No outcome is known, so the cursors stay. If the copies were made, the dest replies
-            # BEHIND to the next attempt, with its cursor.
+            # No outcome is known, so the cursors are not changed. If the copies were made, the dest
+            # replies BEHIND to the next attempt, with its cursor.
             self._retry(source, workers)
         else:
             outcomes = answer.result.outcomes
@@ -522,7 +520,7 @@ class RouterWorkers(Service):
         # whose hops are known.
         if not worker.is_known:
             self._load_hops(source, cursor)
-        # These states report the cursor that the log of the dest contains.
+        # With these statuses, ``cursor`` is the cursor that the log of the dest contains.
         if status in (ForwardStatus.DONE, ForwardStatus.BEHIND, ForwardStatus.FULL):
             worker.set_position(cursor, total)
         if worker.is_removed:
@@ -549,7 +547,7 @@ class RouterWorkers(Service):
             if worker.is_removed:
                 worker.end_removal()
                 continue
-            # The pause doubles from `RETRY_MIN_S` to `RETRY_MAX_S` while the dest takes nothing.
+            # The pause doubles from `RETRY_MIN_S` to `RETRY_MAX_S` while the dest appends nothing.
             worker.state = WorkerState.RETRYING
             worker.retry_s = min(max(2 * worker.retry_s, RETRY_MIN_S), RETRY_MAX_S)
             call = partial(self._continue, source, (worker,))
