@@ -1,9 +1,9 @@
 """Future timestamps: finds topics whose newest `$ts` is in the future (decision 0076).
 
-`$ts` never decreases within a topic. If the wall clock was ahead for a moment, the maximum age does
-not remove the records of that moment until the clock has passed their `$ts`, and all later records
-of the topic get the same `$ts`. No other check detects this. Each call of `sweep` checks a bounded
-number of topics.
+`$ts` never decreases within a topic. If the wall clock was ahead for a moment, all later records of
+the topic get the `$ts` of that moment, until the clock reaches it. None of these records reaches
+the maximum age before the clock has passed this `$ts` by the maximum age. No other check detects
+this. Each call of `sweep` checks a bounded number of topics.
 """
 
 from __future__ import annotations

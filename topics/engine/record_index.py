@@ -141,7 +141,7 @@ class RecordIndex:
     def find_locator(self, lsn: int) -> int:
         """Return the index of the first entry in the log at ``lsn`` or later.
 
-        All entries after it must be in the log, too.
+        All entries after it must also be in the log.
         """
         locators = self._locators
         return bisect_left(
@@ -270,8 +270,8 @@ class RecordIndex:
     def drop(self, number: int) -> None:
         """Remove the first ``number`` entries.
 
-        The arrays are shortened only when enough entries have been dropped, so that an entry is
-        copied a few times at most.
+        The arrays are shortened only when enough entries have been dropped, so that fewer than 32
+        entries are copied for each dropped entry.
         """
         if self.removed:
             self._drop_removed(0, number)
@@ -290,8 +290,8 @@ class RecordIndex:
     ) -> None:
         """Replace the entries ``first`` to ``stop`` (exclusive) with ``entries``.
 
-        ``removed`` has the number of removed records of each new entry, which is less than all of
-        its records.
+        ``removed`` has the number of removed records of each new entry. Each new entry must have at
+        least one live record.
         """
         assert first < stop, "at least one entry is replaced"
         self._drop_removed(first, stop)
