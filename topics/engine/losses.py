@@ -1,7 +1,7 @@
 """Losses: records that a topic has lost in a restart or through damage, and seqs that it skips
 because the source of a router has lost records. Readers get tombstones for them.
 
-    cause    ranges among live records  below them    reason in the tombstone
+    cause    ranges among live records  floor         reason in the tombstone
     restart  ``Topic.losses``           loss_floor    mixed
     damage   ``Topic.damaged``          damage_floor  damaged
     source   ``Topic.trimmed``          trim_floor    source_trim

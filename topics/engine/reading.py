@@ -194,7 +194,7 @@ class _Reader:
         end = first_seq + count if self._at != self._cut_at else self._last + 1
         # Seqs between two entries have no live records. Skip them.
         self.seq = max(self.seq, first_seq)
-        # Losses and damage come first, because the records after them must not precede their
+        # Report losses and damage first, because the records after them must not precede their
         # tombstone.
         if self._loss is not None and self._loss.first <= self.seq:
             return self._pass_loss(self._loss)

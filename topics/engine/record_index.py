@@ -27,7 +27,7 @@ from topics.engine.locators import FIRST_EXTENT, Locator
 
 _EMPTY = array("Q")  # shared by all empty indexes: most topics are idle
 _NO_LOCATORS = cast("MutableSequence[Locator]", _EMPTY)
-_NONE_REMOVED: dict[int, int] = {}  # shared by all indexes without such entries
+_NONE_REMOVED: dict[int, int] = {}  # shared by all indexes whose ``removed`` is empty
 # `RecordIndex.drop` shortens the arrays only if more than this number of entries have been dropped.
 FRONT_SLACK_ENTRIES = 16
 

@@ -1,9 +1,10 @@
 """Start: completes the replay, so that the new process can continue the work of the previous one.
 
-    decide        runs after the last frame of the replay, and reports what the restart has lost
-    replay        a START frame: the reservations of `$ts` before it are no longer needed
-    replay_lost   a LOST frame, which a repair has written in place of frames that could not be
-                  read; either seqs of a topic are damaged, or any topic may have lost some seqs
+    decide        runs after the last frame of the replay, and marks the seqs that the restart has
+                  lost
+    replay        replays a START frame: the reservations of `$ts` before it are no longer needed
+    replay_lost   replays a LOST frame, which a repair has written in place of frames that could not
+                  be read; either seqs of a topic are damaged, or any topic may have lost some seqs
                   and continues above them, unless a later frame contains its head
 
 The other effects of unreadable frames are unknown. Records that they deleted are live again,
@@ -67,8 +68,8 @@ def decide(
         settle(topic, table.store)
         begin(topic, table.store, now, watched)
         if is_skipping or is_uncertain:
-            # In every other class, the log contains all assigned seqs, and therefore the last
-            # `$ts`.
+            # Only records in memory are covered by the reservation of `$ts`. The replay of other
+            # records has restored the last `$ts`.
             if durability == "ephemeral":
                 topic.last_ts = max(topic.last_ts, table.reserved_ts)
             frames.append(put_topic.frame_of(topic, now))

@@ -15,7 +15,7 @@ def lag(topic: Topic, store: Store, cursor: int, now_ts: int) -> tuple[int, int]
     """Return the number of live records after the cursor, and the age of the oldest one by `$ts` in
     ms.
 
-    Return 0 and 0 if there is none. For records that cannot be read, both are estimates.
+    Return ``(0, 0)`` if there is none. If records cannot be read, both values are estimates.
     """
     index, seq = topic.index, max(cursor + 1, topic.start_seq)
     at = index.find(seq)
