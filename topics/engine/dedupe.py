@@ -171,6 +171,6 @@ class DedupeWindow:
 
 def digest_of(key: str) -> int:
     """Return the digest that represents the key in memory and in checkpoints."""
-    digest = _DIGEST.copy()  # copying is a quarter faster than creating one
+    digest = _DIGEST.copy()  # copying a hash object is a quarter faster than creating one
     digest.update(key.encode())
     return int.from_bytes(digest.digest(), "little")

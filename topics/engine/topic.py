@@ -118,9 +118,9 @@ class Topic:
 
         # Number of changes that were decided, but neither committed nor undone.
         self.pending = 0
-        self.pending_sync = 0  # number of these changes that wait for a sync
-        self.pending_bytes = 0  # bytes of their records
-        self.pending_skipped = 0  # number of seqs that they skip
+        self.pending_sync = 0  # number of pending changes that wait for a sync
+        self.pending_bytes = 0  # bytes of the records of pending changes
+        self.pending_skipped = 0  # number of seqs that pending changes skip
         self.pending_keys = _NO_PENDING_KEYS  # by idempotency key: the `Append` that uses it
 
         self.charge = 0  # bytes that the topic is charged for, see `engine.quota`

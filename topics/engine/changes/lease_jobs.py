@@ -344,7 +344,7 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     jobs = jobs_of(topic)
     # Move one batch at a time. A restart may repeat only the last batch, and the dead-letter topic
     # stores the keys of this batch (`decisions/0049`).
-    if jobs.dead_lettering:  # the log contains their LEASE frame
+    if jobs.dead_lettering:  # the log already contains the LEASE frame of these jobs
         return DeadLetteringJobs(topic, [*islice(jobs.dead_lettering, max_jobs)])
     seqs = [*islice(jobs.dead, max_jobs)]
     # No pass delivers jobs that are in `dead_lettering`.

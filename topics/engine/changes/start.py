@@ -50,7 +50,8 @@ def decide(
     table = replay.table
     topics = table.by_id.values()
     for topic in [each for each in topics if table.by_name.get(each.name) is not each]:
-        table.remove(topic)  # Its TOPIC_DELETED frame is lost, and a later topic has its name.
+        # The TOPIC_DELETED frame of this topic is lost, and a later topic has its name.
+        table.remove(topic)
     # For each topic: determine its head, skip seqs that may be lost, apply damage, then start its
     # jobs.
     for topic in watched(table.by_name.values()):
@@ -138,7 +139,8 @@ def _replay_loss(replay: Replay, topic_id: int, first_seq: int, seqs: int) -> No
     lost = SeqRange(first_seq, first_seq + seqs - 1)
     if topic is None:
         replay.orphans.setdefault(topic_id, []).append(lost)
-    elif lost.last >= topic.start_seq:  # even if the checkpoint contains the head
+    elif lost.last >= topic.start_seq:
+        # Mark the seqs even if the head in the checkpoint is above them.
         _mark_end_damaged(topic, SeqRange(max(lost.first, topic.start_seq), lost.last))
 
 

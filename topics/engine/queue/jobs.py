@@ -536,7 +536,7 @@ class Jobs:
             self.hide(seq, time)
         elif state is StateBeforeReserve.DELAYED:
             self.delay(seq, time, now)
-        elif state is StateBeforeReserve.DUE:  # it stays due even if the clock was set back
+        elif state is StateBeforeReserve.DUE:  # the job stays due even if the clock was set back
             self._delays.put(seq, time, 0)
             heapq.heappush(self.due, (time, seq))
             # Each reservation of a due job leaves a stale entry in the heap. Rebuild the heap

@@ -21,7 +21,7 @@ class SeqSet:
 
     def __init__(self) -> None:
         self.blocks: dict[int, int] = {}  # by block number; no value is 0
-        self._low = 0  # no block has a lower number
+        self._low = 0  # lower bound of the block numbers
 
     def add(self, seq: int) -> None:
         """Add a seq. Adding it twice has no effect."""

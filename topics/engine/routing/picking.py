@@ -166,7 +166,7 @@ class _Picker:
         # batch.
         loss = next_loss(self._topic, self._seq, head)
         end = head + 1 if loss is None else loss.first
-        # One hop at a time: all records of a batch get the same hop, which the frame stores once.
+        # All records of a batch must have the same hop, because the frame stores one hop.
         while self._seq < end:
             hop, last = hops.at(self._seq)
             stop = min(last + 1, end)

@@ -68,7 +68,7 @@ def _oldest_ts(topic: Topic, at: int, seq: int, store: Store) -> int:
     """Return the `$ts` of the first live record of an entry, from ``seq`` on."""
     entry = topic.index.full_entry(at)
     if not is_extent(entry.locator):
-        return entry.ts  # a write has one $ts
+        return entry.ts  # all records of a write have the same `$ts`
     start = max(seq - entry.first_seq, 0)
     try:
         deleted = deleted_in(topic, at, store)
