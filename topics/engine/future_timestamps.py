@@ -1,9 +1,9 @@
 """Future timestamps: finds topics whose newest `$ts` is in the future (decision 0076).
 
 `$ts` never decreases within a topic. If the wall clock was ahead for a moment, all later records of
-the topic get the `$ts` of that moment, until the clock reaches it. None of these records reaches
-the maximum age before the clock has passed this `$ts` by the maximum age. No other check detects
-this. Each call of `sweep` checks a bounded number of topics.
+the topic get the `$ts` of that moment, until the clock reaches it. The age of these records is
+measured from this `$ts`, so they expire too late. No other check detects this. Each call of `sweep`
+checks a bounded number of topics.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     begin_at      the same, if the first live record is known
 
 Counts, bytes and floors are exact after each call. `delete_runs` flags the records as deleted in
-the store. The other functions only remove records below ``start_seq``, which need no flags. An
+the store. `cut_to` and `trim` only remove records below ``start_seq``, which need no flags. An
 entry without live records is removed from the index when it is the first entry.
 """
 

@@ -3,8 +3,7 @@
 decide   writes a DELETE frame if the log contains any of the jobs; no client can claim the jobs
 commit   deletes the records of the jobs
 undo     leases acked jobs again; moved jobs stay dying, because the target has copies of them
-replay   of a DELETE frame: `delete_records.replay`; counts the jobs if the frame has the flag
-         DEAD_LETTERED
+replay   `delete_records.replay`, which counts the jobs of a frame with the flag DEAD_LETTERED
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hops: the number of routers that the records of a topic have passed, by ranges of seqs.
 
 A record of a client has hop 0, and a copy has one more than its original. The hops are in memory
-only, and unknown hops count as 0. So after a restart, a record on a cycle may be forwarded
+only, and unknown hops count as 0. So after a restart, a record on a cycle may be forwarded up to
 `HOPS_MAX` more times.
 """
 
