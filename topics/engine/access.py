@@ -143,8 +143,8 @@ class Access:
     def authenticate(self, token: bytes) -> Principal | None:
         """Return the configured key that a bearer token contains, or None if no key matches.
 
-        The token is compared with every key in constant time, so that the response time does not
-        reveal which key matched.
+        If no key is configured, return `ANYONE`. The token is compared with every key in constant
+        time, so that the response time does not reveal which key matched.
         """
         if not self.enabled:
             return ANYONE

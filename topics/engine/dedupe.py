@@ -6,13 +6,13 @@ used it, for the duration of the topic's window. The keys of copies are kept lon
 
 The window is a list of generations. A generation is a dict of digests and columns of the other
 values, ordered by time. A new generation begins after a quarter of the window, or after
-`GENERATION_KEYS` keys. The oldest generation is dropped as a whole when all of its keys have
-expired. So the cost of an expiry does not depend on the number of keys that expire together, and
-one step drops at most one generation. A key takes 100 to 140 bytes, and none of its values is
-tracked by the garbage collector.
+`GENERATION_KEYS` keys. The oldest generation is dropped completely when all of its keys have
+expired. One step drops at most one generation, so its duration is bounded even if more keys expire
+together. A key takes 100 to 140 bytes, and none of its values is tracked by the garbage collector.
 
-Two keys with the same digest would be treated as the same key. With 128 bits, this is as unlikely
-as a corrupt bit that no checksum of this server detects, and no client can search for such a pair.
+Two keys with the same digest would be treated as the same key. With 128 bits, this is less likely
+than corrupt data that no checksum detects. A client that searches for such a pair needs about
+2**64 attempts.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class DedupeWindow:
     def extend(self, writes: Iterable[tuple[int, int, int, int]], window_ms: int) -> None:
         """Add keys to the window: digest, first seq, record count and time of each.
 
-        The times must be in ascending order. If a replay contains a write with an earlier time than
-        the write before it, both get the later time.
+        The writes must be in the order of their seqs. A replay may contain a write with an earlier
+        time than the write before it. Both then have the later time.
         """
         newest = self._generations[-1] if self._generations else _Generation()
         rows, at, seqs, counts = newest.rows, newest.at, newest.seqs, newest.counts
@@ -171,6 +171,6 @@ class DedupeWindow:
 
 def digest_of(key: str) -> int:
     """Return the digest that represents the key in memory and in checkpoints."""
-    digest = _DIGEST.copy()  # copying is a quarter faster than creating one
+    digest = _DIGEST.copy()  # copying a hash object is a quarter faster than creating one
     digest.update(key.encode())
     return int.from_bytes(digest.digest(), "little")

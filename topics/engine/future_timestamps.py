@@ -1,9 +1,9 @@
 """Future timestamps: finds topics whose newest `$ts` is in the future (decision 0076).
 
-`$ts` never decreases within a topic. If the wall clock was ahead for a moment, the maximum age does
-not remove the records of that moment until the clock has passed their `$ts`, and all later records
-of the topic get the same `$ts`. No other check detects this. Each call of `sweep` checks a bounded
-number of topics.
+`$ts` never decreases within a topic. If the wall clock was ahead for a moment, all later records of
+the topic get the `$ts` of that moment, until the clock reaches it. The age of these records is
+measured from this `$ts`, so they expire too late. No other check detects this. Each call of `sweep`
+checks a bounded number of topics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics.engine.now import Now
 from topics.engine.topic import Topic
 
 FUTURE_MIN_MS: Final = 3_600_000  # tolerates clock drift and a time zone that is wrong by an hour
-SWEEP_TOPICS: Final = 1024  # takes a tenth of a millisecond
+SWEEP_TOPICS: Final = 1024  # topics per call of `sweep`, which take a tenth of a millisecond
 
 
 class FutureTimestamps:

@@ -1,7 +1,7 @@
 """Losses: records that a topic has lost in a restart or through damage, and seqs that it skips
 because the source of a router has lost records. Readers get tombstones for them.
 
-    cause    ranges among live records  below them    reason in the tombstone
+    cause    ranges among live records  floor         reason in the tombstone
     restart  ``Topic.losses``           loss_floor    mixed
     damage   ``Topic.damaged``          damage_floor  damaged
     source   ``Topic.trimmed``          trim_floor    source_trim
@@ -21,23 +21,23 @@ from topics.formats.ranges import SeqRange, SeqRun, joined, union
 
 
 def mark_lost(topic: Topic, lost: SeqRange) -> None:
-    """Mark the last seqs of the topic as lost by a restart. The topic continues after them."""
+    """Mark seqs above the head as lost in a restart. The topic continues after them."""
     topic.losses = joined(topic.losses, lost)
     topic.head_seq = lost.last
 
 
-def skip_trimmed(topic: Topic, seq_count: SeqRange) -> None:
+def skip_trimmed(topic: Topic, skipped: SeqRange) -> None:
     """Skip seqs at the end of the topic, as many as the source of a router has lost.
 
     Repeating this has no effect, so that a frame can be replayed even if the checkpoint already
     contains its effect.
     """
-    is_later = not topic.trimmed or seq_count.first > topic.trimmed[-1].last
+    is_later = not topic.trimmed or skipped.first > topic.trimmed[-1].last
     ranges = topic.trimmed
-    topic.trimmed = joined(ranges, seq_count) if is_later else union(ranges, (seq_count,))
-    topic.head_seq = max(topic.head_seq, seq_count.last)
+    topic.trimmed = joined(ranges, skipped) if is_later else union(ranges, (skipped,))
+    topic.head_seq = max(topic.head_seq, skipped.last)
     topic.next_seq = max(topic.next_seq, topic.head_seq + 1)
-    begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, seq_count.last + 1))
+    begin_at(topic, topic.start_seq if topic.count else max(topic.start_seq, skipped.last + 1))
 
 
 def mark_damaged(topic: Topic, at: int, store: Store) -> None:

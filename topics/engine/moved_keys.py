@@ -97,7 +97,7 @@ class MovedKeys:
                 yield source, *found
 
     def restore(self, part: Part) -> None:
-        """Restore a source from a part. The parts must be in the order of `parts`."""
+        """Restore a source from a part. The parts must be restored in the order of `parts`."""
         source, seqs, copies = part
         self._sources[source] = array("Q", seqs), array("Q", copies)
 

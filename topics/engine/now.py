@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Now(NamedTuple):
     """The time on both clocks in milliseconds.
 
-    ``ts`` is the wall clock, since 1970. ``ms`` is the monotonic clock, which is used for
-    durations.
+    ``ts`` is the wall-clock time since the Unix epoch. ``ms`` is the time of the monotonic clock,
+    which is used for durations.
     """
 
     ts: int

@@ -37,10 +37,10 @@ class Tombstone:
 class Page:
     """Result of one read.
 
-    ``chunks`` are fragments of rendered records, to be joined by commas. ``count`` is the number of
-    these records, ``scanned`` the number of records that the read examined. ``unfinished``: the
-    read found nothing yet and stopped before the head. The caller must read again from
-    ``next_from_seq``.
+    ``chunks`` contains one or more rendered records each. The caller joins the chunks with commas.
+    ``count`` is the number of these records, and ``scanned`` is the number of records that the read
+    examined. ``unfinished``: the read found nothing yet and stopped before the head. The caller
+    must read again from ``next_from_seq``.
     """
 
     from_seq: int
@@ -55,7 +55,9 @@ class Page:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether the reader has reached the head. No other field implies this."""
+        """Return whether the reader has reached the head. A page without records does not imply
+        this.
+        """
         return self.next_from_seq >= self.head_seq
 
     @property

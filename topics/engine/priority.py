@@ -3,7 +3,7 @@
 The effective priority of a topic is its manual priority. If a topic has no manual priority, it
 depends on the time of the last read:
 
-    age of the last read   0    30 s   60 s   90 s   ...   4 min 29 s   later, never
+    age of the last read   0    30 s   60 s   90 s   ...   4 min 28 s   later, never
     effective priority     500  250    125    62           1            0
 
 Effective priorities are grouped into bands, and the highest band is served first. The bands that

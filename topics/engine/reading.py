@@ -43,11 +43,10 @@ def read(
     - ``head_seq`` is the head for this reader, if the reader may not see all committed records.
       Neither a page nor a tombstone extends beyond it.
     - ``request.until_seq`` bounds the records of the page. A tombstone may extend beyond it,
-    because
-      a loss is always reported completely.
+      because a loss is always reported completely.
 
-    Implements §3.1 to §3.3. Reading changes nothing in the topic. Damage never raises: it is
-    reported in the page.
+    Implements §3.1 to §3.3. Reading changes nothing in the topic. Damaged records raise no
+    exception: the page reports them as lost.
     """
     start = request.from_seq if from_seq is None else from_seq
     # Clamp the bounds first. From here on, ``last`` is at most ``head``, and ``head`` is at most
@@ -183,9 +182,9 @@ class _Reader:
             self._at += 1
 
     def _step(self) -> bool:
-        """Take one step. Return False if the page ends before ``seq``."""
+        """Take one step. Return False if the page is complete and ends before ``seq``."""
         # After the last entry, use an empty entry that begins after the last seq. So a loss
-        # between the last entry and the head is reported, too.
+        # between the last entry and the head is also reported.
         first_seq, count, locator, size = (
             self._index.entry(self._at)
             if self._at < self._end
@@ -193,9 +192,9 @@ class _Reader:
         )
         # The entry that extends beyond the last seq ends there for this reader.
         end = first_seq + count if self._at != self._cut_at else self._last + 1
-        # Seqs between two entries have no live records. Move over them.
+        # Seqs between two entries have no live records. Skip them.
         self.seq = max(self.seq, first_seq)
-        # Losses and damage come first, because the records after them must not precede their
+        # Report losses and damage first, because the records after them must not precede their
         # tombstone.
         if self._loss is not None and self._loss.first <= self.seq:
             return self._pass_loss(self._loss)
@@ -296,7 +295,7 @@ class _Reader:
             # of deleted ones.
             window = min(start + SCAN_RECORDS_MAX, bound)
             start, stop = next(live_runs(deleted, start, window), (window, window))
-            # Deleted records count as examined, so that a page over many of them ends in time.
+            # Deleted records count as examined, so that a read that skips many of them stops.
             self._scanned += first_seq + start - self.seq
             self._pass_to(first_seq + start, end)
             if start == stop:

@@ -27,7 +27,7 @@ from topics.engine.locators import FIRST_EXTENT, Locator
 
 _EMPTY = array("Q")  # shared by all empty indexes: most topics are idle
 _NO_LOCATORS = cast("MutableSequence[Locator]", _EMPTY)
-_NONE_REMOVED: dict[int, int] = {}  # shared by all indexes without such entries
+_NONE_REMOVED: dict[int, int] = {}  # shared by all indexes whose ``removed`` is empty
 # `RecordIndex.drop` shortens the arrays only if more than this number of entries have been dropped.
 FRONT_SLACK_ENTRIES = 16
 
@@ -136,7 +136,7 @@ class RecordIndex:
     def find_locator(self, lsn: int) -> int:
         """Return the index of the first entry in the log at ``lsn`` or later.
 
-        All entries after it must be in the log, too.
+        All entries after it must also be in the log.
         """
         locators = self._locators
         return bisect_left(
@@ -265,8 +265,8 @@ class RecordIndex:
     def drop(self, number: int) -> None:
         """Remove the first ``number`` entries.
 
-        The arrays are shortened only when enough entries have been dropped, so that an entry is
-        copied a few times at most.
+        The arrays are shortened only when enough entries have been dropped, so that fewer than 32
+        entries are copied for each dropped entry.
         """
         if self.removed:
             self._drop_removed(0, number)
@@ -285,8 +285,8 @@ class RecordIndex:
     ) -> None:
         """Replace the entries ``first`` to ``stop`` (exclusive) with ``entries``.
 
-        ``removed`` has the number of removed records of each new entry, which is less than all of
-        its records.
+        ``removed`` has the number of removed records of each new entry. Each new entry must have at
+        least one live record.
         """
         assert first < stop, "at least one entry is replaced"
         self._drop_removed(first, stop)

@@ -6,9 +6,9 @@
     settle        moves ``start_seq`` to the first live record, and updates the floors
     begin_at      the same, if the first live record is known
 
-Counts, bytes and floors are exact after each call. Records that are removed from the middle of an
-entry are flagged in the store. An entry without live records leaves the index when it is the first
-entry.
+Counts, bytes and floors are exact after each call. `delete_runs` flags the records as deleted in
+the store. `cut_to` and `trim` only remove records below ``start_seq``, which need no flags. An
+entry without live records is removed from the index when it is the first entry.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
     index = topic.index
     if seq <= topic.start_seq:
         return 0
-    # Only a part of the entry that contains ``seq`` is removed. Start with it, because its flags
-    # and counters refer to its position in the index, which `drop` would change.
+    # Only a part of the entry that contains ``seq`` is removed. Process this entry first, because
+    # `drop` changes its position in the index.
     stop = index.find(seq)
     last = _cut_entry(topic, stop, seq, store) if stop < len(index) else 0
     if stop:
@@ -47,8 +47,8 @@ def cut_to(topic: Topic, seq: int, store: Store) -> int:
         store.release_later(index.locators(sealed, stop))
         index.drop(stop)
     topic.start_seq = seq
-    # ``seq`` may be a deleted record or a seq between two entries. `settle` continues to the first
-    # live one.
+    # ``seq`` may be a deleted record or a seq between two entries. `settle` moves the start to the
+    # first live record.
     settle(topic, store)
     if topic.jobs is not None:
         topic.jobs.cut(topic.start_seq)
@@ -82,13 +82,16 @@ def _totals_from(topic: Topic, stop: int) -> tuple[int, int]:
 
 
 def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
-    """Remove the records of an entry that are below ``seq``. Return the same as `cut_to`."""
+    """Remove the records of an entry that are below ``seq``.
+
+    Return the seq of the last live record among them, or 0 if none was live.
+    """
     first_seq, _, _, size = topic.index.entry(at)
     if first_seq >= seq or not size:
         return 0
     live = live_of(topic, at, max(topic.start_seq - first_seq, 0), seq - first_seq, store)
-    # The records of the entry are below `start_seq` from now on. They need no delete flags, only
-    # the counters change.
+    # The caller moves `start_seq` above these records, so they need no delete flags. Only the
+    # counters change.
     if live.last_seq:
         _take(topic, at, live.record_count, live.size)
     return live.last_seq
@@ -97,8 +100,8 @@ def _cut_entry(topic: Topic, at: int, seq: int, store: Store) -> int:
 def trim(topic: Topic, at: int, store: Store) -> None:
     """Remove the records of an entry that are below ``start_seq``.
 
-    A replay calls this for each entry that it adds, because the records may have been removed
-    since.
+    A replay calls this for each entry that it adds, because the records may have been removed after
+    the entry was written.
     """
     first_seq, count, _, size = topic.index.entry(at)
     if size and first_seq < topic.start_seq:
@@ -141,7 +144,7 @@ def live_of(topic: Topic, at: int, start: int, stop: int, store: Store) -> LiveR
 def deleted_in(topic: Topic, at: int, store: Store) -> Buffer | None:
     """Return the delete flags of an entry, or None if no record is deleted.
 
-    The store is accessed only if the index has deleted records for the entry.
+    The store is accessed only if the index counts removed records for the entry.
     """
     first_seq, _, locator, _ = topic.index.entry(at)
     return store.delete_flags(locator) if first_seq in topic.index.removed else None
@@ -210,8 +213,8 @@ def begin_at(topic: Topic, start: int) -> None:
     while topic.trimmed and topic.trimmed[0].first < start:
         topic.trim_floor = max(topic.trim_floor, topic.trimmed[0].last + 1)
         topic.trimmed = topic.trimmed[1:]
-    # Ranges of records in memory are needed only to compute the losses of a restart. If no record
-    # is live, nothing can be lost.
+    # Ranges of records in memory are needed only to compute the losses of a restart. A range below
+    # the start has no live record that could be lost.
     while topic.resident and topic.resident[0].last < start:
         topic.resident = topic.resident[1:]
     # Drop the tag indexes that only have seqs below the start.
@@ -251,21 +254,22 @@ def delete_runs(
 ) -> None:
     """Delete runs of seqs, which are in ascending order.
 
-    ``are_finished``: the seqs are jobs that have left all states already.
+    ``are_finished``: the seqs are jobs whose states were already removed.
     """
     if topic.jobs is not None and not are_finished:
         runs = tuple(runs)
         topic.jobs.remove_runs(runs)
-    # ``at`` and ``entry_first`` describe the entry of the last run, so that sorted runs need few
-    # searches in the index.
+    # ``of_entry``, ``entry_first`` and ``entry_end`` describe the entry of the last run, so that
+    # sorted runs need few searches in the index.
     index, start_seq, of_entry = topic.index, topic.start_seq, -1
     chunks: list[IndexRun] = []
     entry_first = entry_end = 0
     for first, length in runs:
         # Seqs below `start_seq` are removed already.
         seq, end = max(first, start_seq), first + length
-        # Deletes often contain many short runs of one entry.
-        if entry_first <= seq < end <= entry_end:  # most runs are in the entry of the previous run
+        # Most runs are in the entry of the previous run, because deletes often contain many short
+        # runs of one entry.
+        if entry_first <= seq < end <= entry_end:
             chunks.append((seq - entry_first, end - entry_first))
             continue
         at = index.find(seq)
@@ -294,8 +298,8 @@ def _delete_in_entry(topic: Topic, at: int, chunks: list[IndexRun], store: Store
     """Flag the records of these runs of an entry as deleted, and update the counters."""
     first_seq, total, locator, left = topic.index.entry(at)
     live, count, size = chunks, total, left
-    # If all records of an entry without earlier deletes are removed, the totals of the entry are
-    # exact and no table needs to be read.
+    # If all records of the entry are deleted and none was removed before, use the totals of the
+    # entry. Otherwise read the lengths of the records.
     if chunks != [(0, total)] or first_seq in topic.index.removed:
         ends = sized_view(topic, at, store).ends
         try:

@@ -2,7 +2,7 @@
 These entries are writes that were sealed, or extents that were merged.
 
 An entry may be split over several extents, and an extent may contain many entries. Seqs of a
-replaced entry that are in no new extent were not live when the extent was written. Entries of
+replaced entry that are in no new extent were not live when the extents were written. Entries of
 records in memory are not replaced.
 """
 

@@ -50,12 +50,12 @@ class Replay:
     def __init__(self, table: TopicTable) -> None:
         self.table = table
         self.uncertain_heads: dict[int, UncertainHead] = {}  # by topic id
-        # Lost seqs of unknown topics, by topic id. The frame that created such a topic is lost,
-        # too.
+        # Lost seqs of unknown topics, by topic id. The frame that created such a topic is also
+        # lost.
         self.orphans: dict[int, list[SeqRange]] = {}
-        # By id of each topic in the checkpoint: its head, and the LSN below which the checkpoint
-        # contains its frames. The LSN is only stored if it is not ``_lsn``, because the checkpoint
-        # of a clean shutdown has one LSN for all topics.
+        # For each topic in the checkpoint, by topic id: its head, and the LSN below which the
+        # checkpoint contains the effects of its frames. The LSN is only stored if it is not
+        # ``_lsn``, because the checkpoint of a clean shutdown has one LSN for all topics.
         self._heads: dict[int, int] = {}
         self._lsns: dict[int, int] = {}
         self._lsn = 0
@@ -115,8 +115,8 @@ class Replay:
         return topic_id in self._heads and header.lsn >= self._lsns.get(topic_id, self._lsn)
 
     def topic_of(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
-        """Return the topic of a frame, or None if it was deleted since. Raise `StateMismatch` if it
-        is unknown.
+        """Return the topic of a frame, or None if the topic was deleted since. Raise
+        `StateMismatch` if the topic is unknown and the frame is not ``checkpointed``.
         """
         topic = self.table.by_id.get(header.topic_id)
         if topic is None and not checkpointed:

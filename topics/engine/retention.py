@@ -77,7 +77,10 @@ def count_beyond(topic: Topic, config: TopicConfig, now_ts: int, store: Store) -
 
 
 def check_capacity(config: TopicConfig, count: int, size: int, name: str) -> None:
-    """Raise `TopicFull` if the topic rejects writes when full, and would exceed its caps."""
+    """Raise `TopicFull` if the topic rejects writes when full, and these totals exceed its caps.
+
+    The totals include the records of the write.
+    """
     if config.discard == "reject" and not _fits(config, count, size):
         raise TopicFull(
             f'topic "{name}" is full',
@@ -148,7 +151,7 @@ def expire(topic: Topic, now_ts: int, store: Store) -> None:
     ttl_ms = topic.committed.ttl_ms
     if not ttl_ms or not topic.count:
         return
-    # Records that only memory contains need no logged floor: a restart loses them in any case.
+    # Records that are only in memory need no logged floor: a restart loses them in any case.
     is_logged = topic.start_seq <= topic.logged_seq
     last = cut_to(topic, _first_not_before(topic, now_ts - ttl_ms, store), store)
     topic.ttl_floor = max(topic.ttl_floor, last + 1)
@@ -156,7 +159,7 @@ def expire(topic: Topic, now_ts: int, store: Store) -> None:
 
 
 def next_expiry(topic: Topic, store: Store) -> int | None:
-    """Return the time at which `expire` will have records to remove (wall ms), or None if never.
+    """Return the time at which the next records expire (wall ms), or None if no records expire.
 
     Records that cannot be read expire together with the records after them.
     """
@@ -195,7 +198,7 @@ def _first_not_before(topic: Topic, ts: int, store: Store) -> int:
     try:
         view = store.records(locator)
     except Unreadable:
-        return first_seq + start  # it expires together with the records after it
+        return first_seq + start  # the entry expires together with the records after it
     # The first live record is young enough.
     if _ts(view, start) >= ts:
         return first_seq + start

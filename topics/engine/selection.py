@@ -1,4 +1,5 @@
-"""Selection: the live records of a topic below a seq, or only those with a tag, oldest first.
+"""Selection: the live records of a topic below a seq, or only the ones with a matching tag, oldest
+first.
 
     search: the seqs of the next slice --> found --> take: the seqs that are still live
                                              '-----> count_slice: only their number
@@ -79,7 +80,7 @@ class Selection:
             self._next = self._bound
             return 0
         # Only a part of the first entry may be selected, so it is counted record by record. An
-        # entry that reaches beyond the bound becomes the first entry of the next slice.
+        # entry that extends beyond the bound becomes the first entry of the next slice.
         first = _live_in(topic, at, self._next, self._bound, self._store)
         stop = max(at + 1, min(index.find(self._bound), at + SLICE_ENTRIES))
         self._next = index.entry(stop)[0] if stop < len(index) else self._bound

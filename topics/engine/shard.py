@@ -85,7 +85,7 @@ class ShardEngine:
                 break
             topic = self.by_id.get(self._unswept[-1])
             count = topic.dedupe.expire(now.ms, topic.config.idempotency_window_ms) if topic else 0
-            # A topic stays the next one until it has no more expired keys.
+            # The next topic is not checked until this topic has no more expired keys.
             if not count or topic is None:
                 self._unswept.pop()
                 continue
@@ -96,8 +96,8 @@ class ShardEngine:
     # Commit and undo
 
     def commit(self, change: Change, locator: Locator, now: Now, generation: int = 0) -> None:
-        """Make a change visible. The caller guarantees that its frames are as durable as the class
-        promises.
+        """Make a change visible. The caller guarantees that its frames are as durable as the
+        durability class of the topic promises.
 
         ``locator`` finds the records of an append in the store. ``generation`` is the LSN at which
         their log file begins. Their tags are dropped from memory when that file is sealed.
@@ -131,7 +131,7 @@ class ShardEngine:
         self.table.topic_cap, self.table.byte_quota = topic_cap, byte_quota
 
     def count_charged(self) -> tuple[int, int]:
-        """Return the number of topics and the bytes that they are charged for.
+        """Charge each topic for its bytes. Return the number of topics and the sum of the charges.
 
         No change may be pending.
         """

@@ -73,7 +73,7 @@ def checkpoint_items(
 def snapshot_shard(table: TopicTable) -> dict[str, Any]:
     """Return the state of the shard itself for a checkpoint.
 
-    Routers may be newer than the LSN from which on frames are replayed. This is safe, because each
+    The routers may be newer than the LSN at which the replay begins. This is safe, because each
     frame about a router contains its complete state, or its removal. So replaying all of these
     frames again gives the same result.
     """
@@ -101,8 +101,8 @@ def topic_items(table: TopicTable) -> Iterator[Topic]:
 def snapshot_topic(topic: Topic, lsn: int) -> dict[str, Any]:
     """Return the committed state of a topic for a checkpoint.
 
-    Every frame of the topic below ``lsn`` is committed, and no frame from ``lsn`` on is. The jobs
-    of a queue follow in parts (`job_items`).
+    All frames of the topic below ``lsn`` are committed, and no frame at or above ``lsn`` is. The
+    jobs of a queue follow in parts (`job_items`).
     """
     kept = {
         "id": topic.id,
@@ -133,8 +133,8 @@ def job_items(topic: Topic, now: Now, *, is_last: bool = False) -> Iterator[dict
     """Yield parts of the jobs, after `snapshot_topic`. The topic may change between two steps.
 
     Changes of leases are effective before they are committed. So a part may contain the effects of
-    frames beyond the LSN of the topic; see `Ledger`. If such a change is undone, the checkpoint is
-    dropped, too.
+    frames above the LSN of the topic; see `Ledger`. If such a change is undone, the checkpoint is
+    also discarded.
 
     If leases are not logged, only the checkpoint of a clean shutdown (``is_last``) contains
     deliveries, delays after nacks and errors. If the process is killed before the next checkpoint,
@@ -250,8 +250,9 @@ def restore_extent(
     """Restore an extent of the checkpoint, after its topic, in the order of seqs.
 
     ``extent.size`` is the number of all rendered bytes. ``dead_count`` and ``dead_bytes`` are the
-    number and the rendered bytes of the deleted records. Return False if the extent has no live
-    records and is not used. Raise `StateMismatch` if its seqs exist already.
+    number and the rendered bytes of the deleted records. Return False if the extent is not used,
+    because it has no live records or its topic does not exist. Raise `StateMismatch` if the topic
+    already has its seqs.
     """
     first_seq, count, locator, size, ts = extent
     topic = replay.table.by_id.get(topic_id)

@@ -42,17 +42,18 @@ class Store(Protocol):
     def flag_deleted(
         self, locator: Locator, count: int, runs: Sequence[IndexRun], size: int
     ) -> None:
-        """Flag these records as deleted, out of the ``count`` records of a locator.
+        """Flag the records in ``runs`` as deleted. The locator has ``count`` records.
 
-        ``size`` is the number of their rendered bytes.
+        ``size`` is the number of rendered bytes of the flagged records.
         """
 
     def release(self, locators: Sequence[Locator]) -> None:
         """Release these locators, because the topic has no live record at them anymore."""
 
     def release_later(self, locators: Sequence[Locator]) -> None:
-        """Release locators of records that are in no segment, in steps, because there may be
-        millions.
+        """Release locators of records that no segment contains.
+
+        Many locators are released in several steps, because there may be millions.
         """
 
 

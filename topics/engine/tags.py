@@ -2,10 +2,10 @@
 memory. It is dropped completely when the file is sealed.
 
 Tags are JSON strings. The index is a list of blocks of 4,096 tags each. A block is a dict from
-tag to seqs. When it is full, its tags are sorted once. This is the longest step of an append,
-because there is no table of all tags that grows and tables are never merged. A lookup searches
-every block for a tag, or by bisection for a prefix. A million tags are 250 blocks, which take about
-a millisecond.
+tag to seqs. When a block is full, its tags are sorted once. This is the longest step of an append,
+because there is no single table that must grow, and blocks are never merged. A lookup of a tag
+checks the dict of each block, and a lookup of a prefix bisects the sorted tags of each block. A
+million tags are 250 blocks, which take about a millisecond.
 """
 
 from __future__ import annotations

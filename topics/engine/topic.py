@@ -80,24 +80,25 @@ class Topic:
 
         self.cap_floor = self.ttl_floor = self.loss_floor = self.damage_floor = 1
         self.trim_floor = 1
-        # Whether the log needs a FLOOR frame, because a replay could not compute the current
+        # True if the log needs a FLOOR frame, because a replay could not compute the current
         # floors.
         self.floor_due = False
         self.losses: tuple[SeqRange, ...] = ()
         self.damaged: tuple[SeqRange, ...] = ()
         self.trimmed: tuple[SeqRange, ...] = ()
-        # Seqs of records in memory only, which a restart loses.
+        # Ranges of records that are only in memory. A restart loses these records.
         self.resident: tuple[SeqRange, ...] = ()
 
         self.jobs = Jobs() if config.type == "queue" else None
-        # By id of each router that appends to this topic: (cursor, total), see
+        # The (cursor, total) of each router that appends to this topic, by router id. See
         # `engine.routing.derivations`.
         self.derivations: dict[int, tuple[int, int]] | None = None
 
         self.index = RecordIndex()
         self.count = 0
         self.bytes = 0
-        # One index for each log file that is not sealed.
+        # The tag index of each log file that is not sealed, by the LSN at which the file begins.
+        # Tags of records in memory have negative keys.
         self.tags: dict[int, TagIndex] | None = None
 
         self.dedupe = DedupeWindow()
@@ -112,16 +113,15 @@ class Topic:
 
         # The durable reservation. A write with a seq above it is acknowledged only after a sync.
         self.reserved_seq = reserved_seq
-        self.reserving_seq = (
-            reserved_seq  # the same, including reservations that are not durable yet
-        )
+        # The same, including reservations that are not durable yet.
+        self.reserving_seq = reserved_seq
 
-        # Changes that are decided and neither committed nor undone.
+        # Number of changes that were decided, but neither committed nor undone.
         self.pending = 0
-        self.pending_sync = 0  # number of these changes that wait for a sync
-        self.pending_bytes = 0  # bytes of their records
-        self.pending_skipped = 0  # number of seqs that they skip
-        self.pending_keys = _NO_PENDING_KEYS  # idempotency key to the `Append` that uses it
+        self.pending_sync = 0  # number of pending changes that wait for a sync
+        self.pending_bytes = 0  # bytes of the records of pending changes
+        self.pending_skipped = 0  # number of seqs that pending changes skip
+        self.pending_keys = _NO_PENDING_KEYS  # by idempotency key: the `Append` that uses it
 
         self.charge = 0  # bytes that the topic is charged for, see `engine.quota`
         # Functions that are called with each committed change, for feeds, long polls, routers and
@@ -139,7 +139,7 @@ class Topic:
 
     @property
     def floors(self) -> Floors:
-        """Return for each cause the seq below which it has removed records."""
+        """Return the floor of each cause: the seq below which the cause has removed records."""
         return Floors(
             self.cap_floor, self.ttl_floor, self.loss_floor, self.damage_floor, self.trim_floor
         )
@@ -278,8 +278,10 @@ class Topic:
             self.resident = joined(ranges, SeqRange(first_seq, last_seq))
 
     def losses_at_restart(self, head_seq: int) -> tuple[SeqRange, ...]:
-        """Return the ranges of seqs up to ``head_seq`` that would be lost if the process ended
-        now.
+        """Return the lost ranges that the topic would have after a restart.
+
+        These are the existing ``losses``, and the ranges of live records up to ``head_seq`` that
+        are only in memory.
         """
         start = self.start_seq
         at_risk = [

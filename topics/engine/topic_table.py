@@ -42,7 +42,7 @@ class TopicTable:
         # The durable reservation: no record in memory has a `$ts` above it, unless the log or a
         # checkpoint contains that `$ts`.
         self.reserved_ts = 0
-        self.reserving_ts = 0  # also counts reservations that are not durable yet
+        self.reserving_ts = 0  # the same, including reservations that are not durable yet
         # A process starts with a random number, so that lease tokens of an earlier process are
         # invalid.
         self.next_lease_number = 1
@@ -151,7 +151,9 @@ class TopicTable:
         return first
 
     def reserve_ts(self, now: Now) -> int:
-        """Start a reservation of `$ts` by the frames to be written next. Return its ceiling."""
+        """Start a reservation of `$ts` and return its ceiling. The next written frames make the
+        reservation durable.
+        """
         ceiling = now.ts + TS_AHEAD_MS
         self.reserving_ts = max(self.reserving_ts, ceiling)
         return ceiling

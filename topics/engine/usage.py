@@ -57,8 +57,8 @@ class Usage:
         self._counted: dict[int, Counted] = {}  # by topic id
         self._touched: set[Topic] = set()
         self._in_progress: list[Topic] = []
-        # Queues that change with time: a heap of (monotonic ms, topic id), and by topic id the
-        # current entry. Other entries of the heap are stale.
+        # Queues that change with time. ``_times`` is a heap of (monotonic ms, topic id). ``_timed``
+        # has the current time and the topic by topic id. Other entries of the heap are stale.
         self._times: list[tuple[int, int]] = []
         self._timed: dict[int, tuple[int, Topic]] = {}
         # Called for each change, because the figures of the topic may change.
@@ -132,10 +132,10 @@ class Usage:
                 totals[at] += new - old
 
     def _plan(self, topic: Topic, next_at: int) -> None:
-        """Count the queue again at ``next_at``.
+        """Schedule the queue to be counted again at ``next_at``.
 
-        If an earlier time is planned already, it is kept. The later time is planned when the
-        earlier time is reached. If a later time is planned, its entry becomes stale. The heap is
+        If an earlier time is already scheduled, it is kept. The later time is scheduled when the
+        earlier time is reached. If a later time is scheduled, its entry becomes stale. The heap is
         rebuilt if it has many more entries than queues, because a stale entry may stay for a month,
         which is the longest delay.
         """

@@ -1,6 +1,6 @@
 """Append: assigns seqs to the records of one write (§2).
 
-The decision assigns seqs and `$ts`. The records go into an APPEND frame, or stay in memory
+The decision assigns seqs and `$ts`. The records are stored in an APPEND frame, or only in memory
 (`ephemeral`). The commit adds the records to the index and their idempotency key to the dedupe
 window, and applies caps.
 
@@ -187,7 +187,7 @@ def decide(
     `TopicNotFound` if the topic does not exist and is not to be created.
 
     Raise `InvalidRequest` for delays that are not allowed, and the errors of `SharedCap.take` if
-    a quota is used up. If it raises, the topic and the quotas are unchanged.
+    a quota is used up. After an error, the topic and the quotas are unchanged.
     """
     topic = table.by_name.get(name)
     made = topic is None
@@ -208,8 +208,8 @@ def decide(
     due = () if isinstance(body, PlainAppend) else due_times(topic, body, now)
     encoded = encode(body, topic.next_seq, ts, key is not None, due or None)
     flags, count, ext, parts, size = encoded
-    # All steps that may raise come before `begin`, which assigns the seqs. So a refused write
-    # leaves no trace, and the following write gets the same seqs.
+    # All steps that may raise precede `begin`, which assigns the seqs. So a refused write changes
+    # nothing, and the following write gets the same seqs.
     if topic.config.discard == "reject":
         check_topic_capacity(topic, count, size)
     if made or table.byte_quota is not None:
@@ -304,8 +304,8 @@ def make_topic(
 
 def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | DedupeEntry | None:
     """Return the earlier write that has used this idempotency key, if it is still known (§0.8)."""
-    # The first attempt is in flight. Its outcome is unknown, so this retry must wait for it and
-    # must not be written a second time.
+    # If the first attempt is in flight, its outcome is unknown. So this retry must wait for it and
+    # must not be written.
     leader = topic.pending_keys.get(key)
     if leader is not None:
         assert isinstance(leader, Append), "only appends have keys"
@@ -325,7 +325,7 @@ def check_topic_capacity(topic: Topic, count: int, size: int) -> None:
     """Raise `TopicFull` if the topic rejects writes when it is full and these records do not fit
     (§1.1).
     """
-    # Count the records of pending writes too. Otherwise several writes of one loop iteration
+    # Also count the records of pending writes. Otherwise several writes of one loop iteration
     # could exceed the cap together. Skipped seqs have no records.
     pending = topic.next_seq - topic.head_seq - 1 - topic.pending_skipped
     check_capacity(
@@ -374,7 +374,7 @@ def due_times(topic: Topic, body: AppendBody, now: Now) -> Sequence[int]:
         at = record.deliver_at if record.deliver_at is not None else now.ts + (record.delay_ms or 0)
         if at > now.ts + DELAY_MS_MAX:
             raise InvalidRequest(
-                f"record {index}: a delay has at most {DELAY_MS_MAX} ms", index=index
+                f"record {index}: the delay exceeds {DELAY_MS_MAX} ms", index=index
             )
         due.append(at if at > now.ts else 0)
     return due if any(due) else ()
@@ -394,8 +394,8 @@ def begin(change: Append) -> None:
     if change.key is not None:
         topic.note_pending_key(change.key, change)
     topic.last_ts = change.ts
-    # From here on, the next decision of this topic sees the new seqs, although nothing is
-    # committed. This allows several writes of a topic to share one group of the log.
+    # The next decision of this topic uses the new ``next_seq``, although nothing is committed.
+    # This allows several writes of a topic to share one group of the log.
     topic.next_seq = next_seq = change.first_seq + change.count
     topic.pending_bytes += change.size
     topic.pending += 1

@@ -44,12 +44,11 @@ RUN_SHARE: Final = 8  # this number of records counts as one, if all records of 
 SLICE_ENTRIES: Final = 4096  # entries of the index, if all records below a seq are deleted
 SLICE_JOBS: Final = 4096  # seqs of a queue, if all records below a seq are deleted
 SLICE_SEARCH_MAX: Final = 16_384  # examined tags and deleted records, approximately
-# Number of seqs that are examined together. It doubles while few of them match.
+# Number of seqs that are examined together. The number doubles until all of them match.
 WINDOW_MIN_SEQS: Final = 2048
 WINDOW_MAX_SEQS: Final = 65_536  # the maximum number of seqs of an extent
-EXTENT_SEARCH_COST: Final = (
-    64  # cost of a tag lookup in an extent, in the unit of `SLICE_SEARCH_MAX`
-)
+# Cost of a tag lookup in an extent, in the unit of `SLICE_SEARCH_MAX`.
+EXTENT_SEARCH_COST: Final = 64
 
 
 class RemainingDelete(NamedTuple):
@@ -143,12 +142,12 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
         runs = runs_of_seqs(seqs)
         is_any = bool(runs)
     change = DeleteRecords(topic, stop, runs, match, first)
-    # The rest begins where this slice ends, even if nothing was found.
+    # The rest begins where this slice ends, even if nothing was found. The caller decides it after
+    # the commit of this slice.
     if stop < bound:
         change.rest = RemainingDelete(topic, stop, bound, match)
-    # A later slice of the request is decided when this one is committed.
-    # The log needs no frame if it contains none of the records.
-    # Records above `logged_seq` are in memory only, and the runs are in ascending order.
+    # The log needs no frame if it contains none of the records. Records above `logged_seq` are only
+    # in memory, and the runs are in ascending order.
     if is_any and (runs[0].first if runs else topic.start_seq) <= topic.logged_seq:
         change.frames.append(change.frame(now))
     # A delete is as durable as a write of the topic. An earlier change that waits for a sync must
@@ -161,10 +160,10 @@ def decide(table: TopicTable, rest: RemainingDelete, now: Now) -> DeleteRecords:
 def must_wait(table: TopicTable, name: str) -> bool:
     """Return whether a delete of matching records must wait until its topic has no pending changes.
 
-    On startup, the delete flags of all records in the DELETE frames to be replayed are cleared, so
-    that the replay finds these records live. If such a frame also contained records that a pending
-    change removes before it, these records would be live again, too. The caps that are applied
-    before the frame would count them, and would evict more records than in the original run.
+    Startup clears the delete flags of all records in the DELETE frames to be replayed, so that the
+    replay finds these records live. If such a frame also contained records that a pending change
+    removes before it, these records would also be live again. The caps that are applied before the
+    frame would count them, and would evict more records than in the original run.
     """
     topic = table.by_name.get(name)
     return (
@@ -233,7 +232,7 @@ def _matching(
         for entry in topic.index.from_seq(first):
             if entry.first_seq >= stop:
                 break
-            # The search has become too expensive. End the slice before this entry, so that the
+            # If the search has become too expensive, end the slice before this entry, so that the
             # result is complete up to this point.
             if total_cost > SLICE_SEARCH_MAX:
                 stop = entry.first_seq

@@ -1,9 +1,9 @@
 """Finish jobs: deletes jobs after an ack, or after they were moved to another topic (§10.4).
 
-decide   no client can claim the jobs from now on; a DELETE frame if the log contains any
-commit   deletes their records
-undo     an acked job is leased again; a moved job stays dying, because the target has it
-replay   a DELETE frame (`delete_records.replay`); its flag DEAD_LETTERED counts the jobs
+decide   writes a DELETE frame if the log contains any of the jobs; no client can claim the jobs
+commit   deletes the records of the jobs
+undo     leases acked jobs again; moved jobs stay dying, because the target has copies of them
+replay   `delete_records.replay`, which counts the jobs of a frame with the flag DEAD_LETTERED
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def begin_ack(
 
 
 def ack(topic: Topic, leases: Iterable[Lease], now: Now) -> FinishJobs:
-    """Delete the jobs of these leases permanently. The leases may come from several ack
+    """Delete the jobs of these leases permanently. The leases may belong to several ack
     requests.
     """
     leases = sorted(leases, key=SEQ)

@@ -68,8 +68,7 @@ class Forward(Append):
         # Copies have no idempotency key. The cursor in the same frame prevents duplicates.
         super().__init__(forward_dest.topic, forward_dest.topic.next_seq, count, size, ts, None)
         self.router, self.hop = forward_dest.router, hop
-        # The progress after the commit. Until then, replies to other forwards contain the old
-        # cursor.
+        # Until the commit, replies to other forwards contain the old cursor.
         self.reached = Derivation(cursor, forward_dest.total + count)
 
     def commit_records(

@@ -1,8 +1,9 @@
 """Lease jobs: claims, releases and extends jobs, or starts their move to a dead-letter topic
 (§10.2, §10.5, §10.6).
 
-    decide   effective immediately; a LEASE frame if leases are durable, and for every move
-    commit   does nothing; the caller replies to the request
+    decide   changes the jobs immediately; writes a LEASE frame if leases are durable or jobs are
+             moved, but not for an `ephemeral` queue
+    commit   does not change the jobs; the caller replies to the request
     undo     restores the former leases, except for jobs that have changed again since
     replay   LEASE frames change the ledger (`topics.engine.queue.ledger`)
 
@@ -67,11 +68,11 @@ class LeaseChange(Change):
         them.
         """
         # Keep the former marks, so that `undo` can restore them. Most queues have no such jobs.
-        doomed = jobs_of(self.topic).logged_dying
-        if doomed or dead_letter is not None:
-            self._logged_dying = {seq: doomed.pop(seq) for seq in self.seqs if seq in doomed}
+        marked = jobs_of(self.topic).logged_dying
+        if marked or dead_letter is not None:
+            self._logged_dying = {seq: marked.pop(seq) for seq in self.seqs if seq in marked}
             if dead_letter is not None:
-                doomed.update(dict.fromkeys(self.seqs, dead_letter))
+                marked.update(dict.fromkeys(self.seqs, dead_letter))
 
     def commit(self, _: TopicTable, /) -> None:
         """Count the change as committed. Its effects are visible already."""
@@ -102,8 +103,8 @@ class ClaimJobs(LeaseChange):
 
     def revert(self) -> None:
         """Make the jobs claimable again, and do not count this delivery."""
-        # A job may have been released and claimed again. Then its number differs, and it is left
-        # alone.
+        # If a job was released and claimed again, its lease has another number, and
+        # `undo_delivery` does not change the job.
         for job in self.jobs:
             jobs_of(self.topic).undo_delivery(job.seq, job.number)
 
@@ -246,14 +247,14 @@ def release(topic: Topic, holder: LeaseHolder, now: Now) -> LeaseChange:
 
 
 def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
-    """Undo a claim whose response has reached no client.
+    """Undo a claim whose response no client has received.
 
-    ``jobs`` has (seq, number) of the leases. Their deliveries are not counted. A job that has
+    ``jobs`` has (seq, number) of the leases. Their deliveries are not counted. A job that has got
     another lease in the meantime is not changed.
     """
     jobs_of(topic).advance(now.ms)
     leases = jobs_of(topic).leases
-    # Leave out jobs that were claimed by another client or were deleted.
+    # Omit jobs that were claimed again or were deleted.
     seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
     return _end(topic, seqs, (), 0, now, counts=False)
 
@@ -284,11 +285,13 @@ def _end(
     counts: bool = True,
     error: str | None = None,
 ) -> LeaseChange:
-    """End the leases of ``seqs``. ``counts``: the delivery has reached a client and is counted."""
+    """End the leases of ``seqs``. ``counts``: a client has received the jobs, so the delivery is
+    counted.
+    """
     jobs, until_ms = jobs_of(topic), now.ms + delay_ms if delay_ms else None
     change = EndLeases(topic, [jobs.end_lease(seq, until_ms) for seq in seqs], skipped)
-    # The delivery has reached no client. Counting it would move a job to the dead-letter topic
-    # too early.
+    # If no client has received the jobs, counting the delivery would move a job to the dead-letter
+    # topic too early.
     if not counts:
         change.uncounted = 1
         for seq in seqs:
@@ -335,16 +338,16 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
     """Start to move exhausted jobs to the dead-letter topic (§10.6), or continue with the batch
     that is already being moved.
 
-    After the commit, the caller appends the jobs there, and then calls
+    After the commit, the caller appends the jobs to the dead-letter topic, and then calls
     `finish_jobs.remove_dead_lettered` or `return_to_dead`.
     """
     jobs = jobs_of(topic)
-    # One batch at a time. A restart may repeat only the last one, and the target stores its keys
-    # (`decisions/0049`).
-    if jobs.dead_lettering:  # the log contains their LEASE frame
+    # Move one batch at a time. A restart may repeat only the last batch, and the dead-letter topic
+    # stores the keys of this batch (`decisions/0049`).
+    if jobs.dead_lettering:  # the log already contains the LEASE frame of these jobs
         return DeadLetteringJobs(topic, [*islice(jobs.dead_lettering, max_jobs)])
     seqs = [*islice(jobs.dead, max_jobs)]
-    # From here on no pass delivers these jobs.
+    # No pass delivers jobs that are in `dead_lettering`.
     for seq in seqs:
         del jobs.dead[seq]
         jobs.dead_lettering[seq] = None
@@ -367,7 +370,6 @@ def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
     no frame, and DYING jobs already have one.
     """
     jobs, listed = jobs_of(topic), list[tuple[int, JobRow, str | None]]()
-    # DYING jobs have their frame already. Jobs without a row were never delivered.
     for seq in seqs:
         row = jobs.row(seq, now)
         if row is not None and row.state is not JobState.DYING:

@@ -154,14 +154,17 @@ def decide(
     if change.frames:
         change.ts_ceiling = table.reserve_ts(now)
     change.count_pending()
-    # The log lacks the leases from before this change. They are logged after its commit.
+    # The log does not contain the leases from before this change. They are logged after its commit.
     if topic.jobs is not None and keeps_leases(config) and not keeps_leases(before):
         topic.jobs.unlogged = change
     return change
 
 
 def make(table: TopicTable, topic: Topic, now: Now, *, has_slot: bool = False) -> PutTopic:
-    """Add a new topic to the table. Raise the errors of `TopicTable.admit`."""
+    """Add a new topic to the table, and return the change that logs it.
+
+    Raise the errors of `TopicTable.admit`.
+    """
     table.admit(topic, has_slot=has_slot)
     change = PutTopic(topic, [frame_of(topic, now)], None, now)
     change.ts_ceiling = table.reserve_ts(now)
@@ -233,7 +236,7 @@ def replay(replay: Replay, header: FrameHeader, body: Buffer, _checkpointed: boo
     replay_ts(replay, header)
     table = replay.table
     topic = table.by_id.get(header.topic_id)
-    # The checkpoint has a later state of this topic.
+    # Skip the frame if the checkpoint already contains its effects.
     if topic is not None and header.lsn < replay.covered_lsn(topic):
         return
     held = decode_topic(body)

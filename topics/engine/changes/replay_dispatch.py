@@ -37,8 +37,8 @@ def replay_frame(replay: Replay, header: FrameHeader, body: Buffer, checkpointed
     """Replay a frame of any kind except APPEND. Raise `StateMismatch` if it does not fit the
     current state.
 
-    APPEND frames go to `append.replay` directly, because it needs more arguments and they are by
-    far the most frequent.
+    The caller passes APPEND frames directly to `append.replay`, because this function needs more
+    arguments and APPEND frames are by far the most frequent.
     """
     play = REPLAYS.get(header.kind)
     if play is None:

@@ -1,9 +1,10 @@
 """Start: completes the replay, so that the new process can continue the work of the previous one.
 
-    decide        runs after the last frame of the replay, and reports what the restart has lost
-    replay        a START frame: the reservations of `$ts` before it are no longer needed
-    replay_lost   a LOST frame, which a repair has written in place of frames that could not be
-                  read; either seqs of a topic are damaged, or any topic may have lost some seqs
+    decide        runs after the last frame of the replay, and marks the seqs that the restart has
+                  lost
+    replay        replays a START frame: the reservations of `$ts` before it are no longer needed
+    replay_lost   replays a LOST frame, which a repair has written in place of frames that could not
+                  be read; either seqs of a topic are damaged, or any topic may have lost some seqs
                   and continues above them, unless a later frame contains its head
 
 The other effects of unreadable frames are unknown. Records that they deleted are live again,
@@ -49,7 +50,8 @@ def decide(
     table = replay.table
     topics = table.by_id.values()
     for topic in [each for each in topics if table.by_name.get(each.name) is not each]:
-        table.remove(topic)  # Its TOPIC_DELETED frame is lost, and a later topic has its name.
+        # The TOPIC_DELETED frame of this topic is lost, and a later topic has its name.
+        table.remove(topic)
     # For each topic: determine its head, skip seqs that may be lost, apply damage, then start its
     # jobs.
     for topic in watched(table.by_name.values()):
@@ -67,8 +69,8 @@ def decide(
         settle(topic, table.store)
         begin(topic, table.store, now, watched)
         if is_skipping or is_uncertain:
-            # In every other class, the log contains all assigned seqs, and therefore the last
-            # `$ts`.
+            # Only records in memory are covered by the reservation of `$ts`. The replay of other
+            # records has restored the last `$ts`.
             if durability == "ephemeral":
                 topic.last_ts = max(topic.last_ts, table.reserved_ts)
             frames.append(put_topic.frame_of(topic, now))
@@ -137,7 +139,8 @@ def _replay_loss(replay: Replay, topic_id: int, first_seq: int, seqs: int) -> No
     lost = SeqRange(first_seq, first_seq + seqs - 1)
     if topic is None:
         replay.orphans.setdefault(topic_id, []).append(lost)
-    elif lost.last >= topic.start_seq:  # even if the checkpoint contains the head
+    elif lost.last >= topic.start_seq:
+        # Mark the seqs even if the head in the checkpoint is above them.
         _mark_end_damaged(topic, SeqRange(max(lost.first, topic.start_seq), lost.last))
 
 

@@ -136,8 +136,8 @@ def _take(
             # free queue.
             wanted = max(1, min(count - len(found), STEP, (max_bytes - size) // usual_bytes))
             seqs = jobs.take_free(wanted, topic.config)
-            # The free queue is exhausted, so add jobs that were never delivered. Free jobs
-            # go first, because they have waited longer.
+            # If the free queue is exhausted, add jobs that were never delivered. Free jobs are
+            # taken first, because they have waited longer.
             if len(seqs) < wanted:
                 _take_new(topic, jobs, store, wanted, seqs)
             if not seqs:
@@ -148,9 +148,9 @@ def _take(
                 size += len(record)
             # If the byte limit is reached, return the jobs after the last record that was read.
             if size >= max_bytes:
-                looked_at = seqs.index(read[-1][0]) + 1
-                jobs.return_taken(seqs[looked_at:])
-                del seqs[looked_at:]
+                stop = seqs.index(read[-1][0]) + 1
+                jobs.return_taken(seqs[stop:])
+                del seqs[stop:]
             # Hide the jobs whose records cannot be read.
             if len(read) < len(seqs):
                 for seq in set(seqs).difference(seq for seq, _ in read):
@@ -173,8 +173,8 @@ def _take_new(topic: Topic, jobs: Jobs, store: Store, count: int, taken: list[in
     fresh = _FreshRuns(topic, jobs, store)
     while len(taken) < count:
         run, due = fresh.next_run(), jobs.next_due() if jobs.due else None
-        # The search for the next run or for the next due job has reached the limit of steps. The
-        # results are then not reliable and may violate the order.
+        # If the search for the next run or for the next due job has reached the limit of steps, its
+        # result is not reliable, and the jobs could be taken in the wrong order.
         if jobs.steps_left <= 0:
             break
         # Compare the (time, seq) of the due job with the (time, seq) of the first fresh job. A due
@@ -334,7 +334,7 @@ def dead(topic: Topic, store: Store, max_jobs: int, max_bytes: int, now: Now) ->
         found += record
         if record:
             size += len(record[0][1])
-        else:  # as in a claim: it must not block other jobs
+        else:  # as in a claim, an unreadable job must not block other jobs
             del waiting[seq]
             jobs.hide_taken(seq, now.ms + UNREADABLE_MS)
     return found
@@ -344,14 +344,14 @@ def reserve(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
     """Reserve the records that are not busy, and return their seqs. The topic may be a queue or a
     log.
 
-    No client can claim these records until they are put back or removed.
+    No client can claim these records until `unreserve` is called.
     """
     jobs = topic.jobs
     return [seq for seq in seqs if jobs is None or jobs.reserve(seq, now.ms)]
 
 
 def count_busy(topic: Topic, seqs: Iterable[int], now: Now) -> int:
-    """Return the number of these records that `reserve` would leave out."""
+    """Return the number of these records that are busy, so that `reserve` would omit them."""
     jobs = topic.jobs
     return 0 if jobs is None else sum(jobs.is_busy(seq, now.ms) for seq in seqs)
 

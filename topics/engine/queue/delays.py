@@ -152,7 +152,7 @@ class Delays(MutableMapping[int, int]):
 
     def _end_wait(self, times: array[int]) -> None:
         """Count the rows with these ``until`` times as no longer waiting."""
-        # Avoid a counter for one row, which is the usual case.
+        # Do not create a `Counter` for one row, which is the usual case.
         if len(times) == 1:
             counts = {times[0]: 1}
         elif self.waiting:

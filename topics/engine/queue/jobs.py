@@ -23,8 +23,8 @@ one call. The next call continues `ADVANCE_PAUSE_MS` later, or as soon as a pass
 than requested. The counters treat expired leases and delays as ended even if `advance` has not
 reached them (`DueCounter`), so ``ready`` is at most 16 ms late.
 
-Leases, delays after a nack and delivery times use the monotonic clock. A record that a cap, its age
-or a delete removes leaves every state immediately (`cut`, `remove_runs`).
+Leases, delays after a nack and delivery times use the monotonic clock. When a cap, the maximum age
+or a delete removes a record, its job is immediately removed from its state (`cut`, `remove_runs`).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Jobs:
         # then, `cut` and `remove_runs` change the ledger and nothing else.
         self.ledger = ledger
         self.leases = LeaseTable()
-        self.cursor = 1  # no fresh job has a seq below it
+        self.cursor = 1  # no fresh job has a seq below the cursor
         # From the cursor on: the jobs that are not fresh. It may also contain seqs of deleted
         # records.
         self._not_fresh = SeqSet()
@@ -171,19 +171,17 @@ class Jobs:
         # topic. The name is "" in frames of an earlier version, whose copy keys do not contain the
         # name of the queue.
         self.logged_dying: dict[int, str] = {}
-        # A reserved job is in no other state. The value specifies the state to which `unreserve`
-        # returns it: its former state, with a monotonic time (hidden), a wall time (delayed, due)
-        # or 0 (all others).
-        self.reserved: dict[
-            int, tuple[StateBeforeReserve, int]
-        ] = {}  # jobs that a redrive has reserved
+        # Jobs that a redrive has reserved, by seq. A reserved job is in no other state. The value
+        # is the former state, to which `unreserve` returns the job, with a monotonic time (hidden),
+        # a wall time (delayed, due) or 0 (all others).
+        self.reserved: dict[int, tuple[StateBeforeReserve, int]] = {}
         # The change that made leases durable, until the log contains the leases from before it.
         self.unlogged: object = None
         self.dead_lettered = 0
-        self._paused_until = 0  # monotonic ms: `advance` does nothing before
-        self._unfinished_since = (
-            0  # monotonic ms of the last `advance` if it left work; otherwise 0
-        )
+        # Monotonic ms. Before this time, `advance` does nothing unless a claim needs more jobs.
+        self._paused_until = 0
+        # Monotonic ms of the last `advance` if it left expired leases or delays; otherwise 0.
+        self._unfinished_since = 0
         self._start_seq = 0  # start seq of the last `cut`
         # Unsuccessful steps that the current pass may still take; the pass ends at 0.
         self.steps_left = 0
@@ -266,8 +264,8 @@ class Jobs:
             due_ts = self._delays.note_due(seq)
             if due_ts is not None:
                 heapq.heappush(self.due, (due_ts, seq))
-        # More may have expired than one call ends. The counters then use ``_unfinished_since`` to
-        # count the rest as ended.
+        # If more have expired than one call ends, the counters use ``_unfinished_since`` to count
+        # the rest as ended.
         is_done = self.next_at > now_ms
         self._paused_until = 0 if is_done else now_ms + ADVANCE_PAUSE_MS
         self._unfinished_since = 0 if is_done else now_ms
@@ -276,9 +274,9 @@ class Jobs:
 
     def free(self, seq: int) -> None:
         """Make a job claimable again, after all other free jobs."""
-        # The number of a slot is absolute, so it remains valid while jobs leave the front of the
-        # queue. A job that is freed again gets another number, which makes its earlier entry in the
-        # queue stale.
+        # The number of a slot is absolute, so it remains valid while jobs are removed from the
+        # front of the queue. A job that is freed again gets another number, which makes its earlier
+        # entry in the queue stale.
         self._free[seq] = self._free_queue_head + len(self._free_queue)
         self._free_queue.append(seq)
 
@@ -287,7 +285,7 @@ class Jobs:
         self._hidden[seq] = until_ms
         self._hidden_times.add(until_ms, (seq,))
         # A job that is hidden again leaves its earlier timer in the queue. `trim` rebuilds the
-        # queue when stale timers prevail, so that repeated nacks of one job do not let it grow.
+        # queue when most timers are stale, so that repeated nacks of one job do not make it grow.
         self._hidden_times.trim(len(self._hidden), 1)
 
     def delay(self, seq: int, due_ts: int, now: Now) -> None:
@@ -310,13 +308,13 @@ class Jobs:
     def is_unfinished(self) -> bool:
         """Return whether the last pass may have missed jobs.
 
-        This is the case if it took too many steps without success, or if the last `advance` left
-        expired leases or delays.
+        This is the case if the pass took too many steps without success, or if it found no job for
+        one of its claimers after `advance` had left expired leases or delays.
         """
         return self.steps_left <= 0
 
     def end_pass(self, is_short: bool) -> None:
-        """End a pass. ``is_short``: it found no job for at least one of its claimers."""
+        """End a pass. ``is_short``: the pass found no job for at least one of its claimers."""
         if is_short and self._unfinished_since:
             self.steps_left = 0
 
@@ -386,7 +384,7 @@ class Jobs:
         return self.cursor
 
     def fresh_until(self, first: int, stop: int) -> int:
-        """Return the first seq from ``first`` on that is not fresh; at most ``stop``.
+        """Return the first seq from ``first`` on that is not fresh, or ``stop`` if it is lower.
 
         All live seqs from ``first`` to the result (exclusive) are fresh.
         """
@@ -530,19 +528,19 @@ class Jobs:
     def unreserve(self, seq: int, now: Now) -> None:
         """Undo `reserve`, if the record is still live. The job returns to its former state."""
         state, time = self.reserved.pop(seq, (None, 0))
-        # A fresh job below the cursor would not be found again, so the last branch makes it free.
-        # A fresh job is not listed, so only the cursor finds it.
+        # A fresh job is in no list and is found only from the cursor on. If it is below the cursor,
+        # the last branch makes it free.
         if state is StateBeforeReserve.FRESH and seq >= self.cursor:
             self._not_fresh.discard(seq)
         elif state is StateBeforeReserve.HIDDEN:
             self.hide(seq, time)
         elif state is StateBeforeReserve.DELAYED:
             self.delay(seq, time, now)
-        elif state is StateBeforeReserve.DUE:  # it stays due even if the clock was set back
+        elif state is StateBeforeReserve.DUE:  # the job stays due even if the clock was set back
             self._delays.put(seq, time, 0)
             heapq.heappush(self.due, (time, seq))
             # Each reservation of a due job leaves a stale entry in the heap. Rebuild the heap
-            # when stale entries prevail.
+            # when most entries are stale.
             if len(self.due) > 2 * len(self._delays) + HEAP_STALE_MIN:
                 self.due = sorted({due for due in self.due if self._delays.get(due[1]) == due[0]})
         elif state is StateBeforeReserve.DEAD:
@@ -585,7 +583,7 @@ class Jobs:
         for seq, row in watched(rows):
             self._not_fresh.add(seq)
             self._begin_row(seq, row, now)
-        # Of the jobs that were dying, only the last batch may be in the target topic already.
+        # Only the last batch of the dying jobs may already be in the dead-letter topic.
         for seq in [*islice(reversed(self.dead), BATCH_JOBS)][::-1]:
             if self.logged_dying[seq] == dead_letter:
                 del self.dead[seq]
@@ -739,11 +737,11 @@ class Jobs:
         few lists and this is the most frequent way for a job to end.
         """
         acking, deliveries = self.acking, self._deliveries
-        doomed, errors = self.logged_dying, self.errors
+        logged_dying, errors = self.logged_dying, self.errors
         for seq in seqs:
             acking.pop(seq, None)
             deliveries.pop(seq, None)
-            doomed.pop(seq, None)
+            logged_dying.pop(seq, None)
             errors.pop(seq, None)
 
     def _remove(self, seqs: Collection[int]) -> None:

@@ -68,7 +68,7 @@ class LeaseTable:
         # Used while a client lists the leases page by page. It has all seqs that were held at some
         # time since the first page: ``_order`` is sorted, and ``_later`` has the newer seqs.
         self._order: array[int] | None = None
-        self._later: list[int] = []  # leased after ``_order`` was made, not sorted
+        self._later: list[int] = []  # seqs leased after ``_order`` was created, not sorted
         self.pollers: dict[str, LeaseHolder] = {}
         self.loosened: list[LeaseHolder] = []
 

@@ -14,8 +14,8 @@ A replay may apply frames to a checkpoint that already contains their effects, b
 leases are effective before their frames are written. The result is the same for each job:
 
 - A row is the outcome of the last frame about its job, and each frame contains the complete row. A
-  checkpoint that contains the effects of later frames has another row, or none. Those later frames
-  are replayed, too, and the last of them determines the row.
+  checkpoint that contains the effects of later frames has another row, or none. These later frames
+  are also replayed, and the last of them determines the row.
 - Only the sum `dead_lettered` must not contain the effects of a frame that is replayed. So it only
   counts committed changes, and frames below the LSN of the topic in the checkpoint are not counted.
 - Rows and delays of jobs whose record was deleted in the meantime are dropped at the end of the
@@ -29,7 +29,7 @@ Integers are little-endian. A part:
     seq         u64    of the rows
     state       u8     `JobState`
     until       i64    ``until_ts``
-    number      u64    of the lease
+    number      u64    number of the lease, or 0
     deliveries  u32    number of deliveries
     node        u32    index into ``nodes``
     nodes       text   each holder once
@@ -37,7 +37,7 @@ Integers are little-endian. A part:
     due         i64    delivery time of each delay (wall ms)
     erred       u64    seqs of the rows with an error of a nack; the last three keys are omitted
                        if no row has an error
-    error       u32    of each of these rows, index into ``errors``
+    error       u32    index into ``errors``, for each of these rows
     errors      text   each error once
 """
 
@@ -69,9 +69,9 @@ class JobState(IntEnum):
 class JobRow(NamedTuple):
     """The state of one job.
 
-    ``until_ts`` (wall ms) is the deadline of its lease, or the time from which on it is claimable.
-    ``number`` (of the lease) and ``node`` are 0 and empty if the job is not leased. For a dying
-    job, ``node`` is the topic to which it is moved.
+    ``until_ts`` (wall ms) is the deadline of its lease, or the time at which it becomes claimable.
+    ``number`` is the number of the lease, and ``node`` is its holder. They are 0 and empty if the
+    job is not leased. For a dying job, ``node`` is the topic to which the job is moved.
     """
 
     state: JobState
@@ -127,7 +127,7 @@ class Ledger:
         self._remove_delays(frame.seqs)
         state = JobState.DYING if frame.op == LeaseOp.DYING else JobState.FREE
         for seq, deliveries in zip(frame.seqs, frame.deliveries, strict=True):
-            self.rows.pop(seq, None)  # the new row comes last, like the job in the free queue
+            self.rows.pop(seq, None)  # so that the rows have the order of the free queue
             self.rows[seq] = JobRow(state, frame.until_ts, 0, deliveries, frame.node)
         if frame.error is not None:
             self.errors.update(dict.fromkeys(frame.seqs, frame.error))

@@ -112,11 +112,11 @@ def begin(topic: Topic, store: Store, now: Now, watched: Watched = iter) -> None
 
 
 def _seqs_without_record(topic: Topic, seqs: Iterable[int], store: Store) -> Iterator[int]:
-    """Yield the seqs that have no live record. The seqs are in ascending order.
+    """Yield the seqs that have no live record. ``seqs`` must be in ascending order.
 
-    The ledger may contain such jobs for three reasons. Their records were in memory only. A LEASE
-    frame may follow the DELETE frame of its record. Or a LEASE frame is replayed over a checkpoint
-    that no longer contains the record.
+    The ledger contains such a job if its record was only in memory, if a LEASE frame of the job
+    follows the DELETE frame, or if a LEASE frame is replayed over a checkpoint that no longer
+    contains the record.
     """
     index, first, end = topic.index, 0, 0
     deleted: Buffer | None = None

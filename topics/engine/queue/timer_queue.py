@@ -1,4 +1,4 @@
-"""TimerQueue: seqs ordered by the time at which they are due, as for a lease that expires.
+"""TimerQueue: seqs ordered by the time at which they are due, such as the end of a lease.
 
     add --> far: lists of seqs, one for each BUCKET_MS --their time is near--> near: a heap
             near --time--> `take_due`
@@ -139,7 +139,7 @@ class TimerQueue:
         else:
             heapq.heappop(self._order)
             self._near_until = max(self._near_until, end)
-        # Drop stale entries. A seq whose time has changed has another entry at its new time.
+        # Drop stale entries. A seq whose time was changed has another entry at the new time.
         times = ((self._time_of(seq), seq) for seq in seqs)
         timed = [(at, seq) for at, seq in times if at is not None and start <= at < end]
         # A bucket that is completely due is sorted once, which is cheaper than using the heap.

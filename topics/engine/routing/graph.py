@@ -146,7 +146,7 @@ class RouterGraph:
                 yield router
 
     def of_topic(self, topic: str) -> list[Router]:
-        """Return the routers that have the topic as source or dest, by id."""
+        """Return the routers that have the topic as source or dest, in ascending order of ids."""
         found = {**self._from.get(topic, {}), **self._into.get(topic, {})}
         return [found[router_id] for router_id in sorted(found)]
 

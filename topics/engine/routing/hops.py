@@ -1,8 +1,8 @@
 """Hops: the number of routers that the records of a topic have passed, by ranges of seqs.
 
 A record of a client has hop 0, and a copy has one more than its original. The hops are in memory
-only, and unknown hops count as 0. So after a restart, records pass a cycle for a few more hops
-until the bound stops them.
+only, and unknown hops count as 0. So after a restart, a record on a cycle may be forwarded up to
+`HOPS_MAX` more times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Hops:
         earlier seqs.
         """
         lasts = self._lasts
-        assert not lasts or lasts[-1] < first <= last, "seqs rise"
+        assert not lasts or lasts[-1] < first <= last, "seqs are added in ascending order"
         if not hop:
             return
         if lasts and lasts[-1] + 1 == first and self._hops[-1] == hop:

@@ -3,7 +3,7 @@
     next in the source                            step
     a loss or damage                              a trim; a batch of records ends before it
     records whose hop differs from the batch's    the batch ends before them
-    records or a loss with the highest hop        skip them
+    records or a loss with the maximum hop        skip them
     records deleted, or rejected by the filter    skip them
     other records                                 pick as many as the bounds allow
 
@@ -166,12 +166,12 @@ class _Picker:
         # batch.
         loss = next_loss(self._topic, self._seq, head)
         end = head + 1 if loss is None else loss.first
-        # One hop at a time: all records of a batch get the same hop, which the frame stores once.
+        # All records of a batch must have the same hop, because the frame stores one hop.
         while self._seq < end:
             hop, last = hops.at(self._seq)
             stop = min(last + 1, end)
             if hop >= self._hop_max:
-                # These records have passed `HOPS_MAX` routers of a cycle, and end here.
+                # These records have the maximum number of hops, and are not forwarded.
                 self._seq, self._at = stop, self._index.find(stop)
             # The batch has records of another hop, or `_pick_to` has reached a bound or damage.
             elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
@@ -186,7 +186,7 @@ class _Picker:
         """Trim the next lost seqs that have the same hop, because their records would have been
         forwarded.
 
-        Skip them without a trim if they have the highest hop.
+        Skip them without a trim if they have the maximum hop.
         """
         self._hop, last = hops.at(self._seq)
         last = min(last, loss.last)
@@ -220,9 +220,10 @@ class _Picker:
         """Pick complete writes while all of their records match. Most calls need nothing but this
         loop.
 
-        It stops at entries with deleted records and at extents, which `_take_records` handles.
+        The loop stops at entries with deleted records and at extents, which `_take_records`
+        handles.
         """
-        # Bounds as local names, because this loop runs once for each write of the source.
+        # Local names are faster, and this loop runs once for each write of the source.
         bounds, at, seq, runs = self._bounds, self._at, self._seq, self._runs
         entry_at, removed, end = self._index.entry, self._index.removed, len(self._index)
         records, budget, scan = bounds.records, bounds.size, bounds.scan
@@ -279,7 +280,7 @@ class _Picker:
     def _add(self, view: AbstractView, run: PickedRun) -> bool:
         """Pick the first records of a run that fit. Return False if some are left."""
         bounds, begin, end = self._bounds, run.start, run.stop
-        # At least one bound is exhausted.
+        # End the batch if a bound is exhausted.
         if not (bounds.runs > 0 and bounds.records > 0 and bounds.size > 0):
             return False
         stop = view.fit(begin, min(end, begin + bounds.records), bounds.size)
@@ -304,7 +305,7 @@ class _Picker:
         bounds.records -= stop - begin
         bounds.size -= size
         bounds.runs -= 1
-        # False if a part of the run is left, which ends the batch.
+        # If a part of the run is left, the batch ends.
         return stop == end
 
     # The filter
@@ -322,7 +323,7 @@ class _Picker:
             # If there is no filter, all live records match.
             stop = min(stop, start + scan)
             return live_runs(deleted, start, stop), stop, stop - start
-        # No record of this entry has a tag, so none matches.
+        # If no record of the entry has a tag, none matches.
         if not view.flags & _TAGS:
             return (), stop, 1
         # The tag index of an extent finds all matches without reading its records.

@@ -15,7 +15,7 @@ def lag(topic: Topic, store: Store, cursor: int, now_ts: int) -> tuple[int, int]
     """Return the number of live records after the cursor, and the age of the oldest one by `$ts` in
     ms.
 
-    Return 0 and 0 if there is none. For records that cannot be read, both are estimates.
+    Return ``(0, 0)`` if there is none. If records cannot be read, both values are estimates.
     """
     index, seq = topic.index, max(cursor + 1, topic.start_seq)
     at = index.find(seq)
@@ -68,7 +68,7 @@ def _oldest_ts(topic: Topic, at: int, seq: int, store: Store) -> int:
     """Return the `$ts` of the first live record of an entry, from ``seq`` on."""
     entry = topic.index.full_entry(at)
     if not is_extent(entry.locator):
-        return entry.ts  # a write has one $ts
+        return entry.ts  # all records of a write have the same `$ts`
     start = max(seq - entry.first_seq, 0)
     try:
         deleted = deleted_in(topic, at, store)
