@@ -186,7 +186,7 @@ class TopicExistsIncompatible(TopicsError):
 
 
 class RouterCycle(TopicsError):
-    """The router would close a cycle. ``cycle`` lists its topics and ends with the first one; None
+    """The router would close a cycle. ``cycle`` lists its topics and ends with the first one; null
     represents a topic outside of the key's prefixes.
 
     Cure: change the routers, or set ``allow_cycle``.

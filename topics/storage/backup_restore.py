@@ -119,7 +119,8 @@ def build(
 ) -> list[str]:
     """Turn the files of a backup in ``staging`` into a data directory, which will be ``directory``.
 
-    ``skip`` is as in `skip_seqs`. Return and raise as `restore`.
+    ``skip`` has the same meaning as in `skip_seqs`. Return a list of damage and warnings. Raise
+    the same errors as `restore`.
 
     The steps run in ``staging``. ``directory`` is used in messages and for the check of free
     space.
@@ -364,10 +365,10 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
     Raise `Damaged` or OSError.
     """
     epochs: dict[tuple[str, int], int] = {}
-    # ``epochs`` renames the sources of routers and of copies. ``by_id`` renames the topics in
+    # ``epochs`` is used for the sources of routers and of copies, ``by_id`` for the topics in
     # checkpoints.
     by_id: dict[int, int] = {}
-    # Shard 0 owns the routers, so it comes last and uses the new epochs of the other shards.
+    # Shard 0 owns the routers, so it is last and uses the new epochs of the other shards.
     for number in reversed(range(shards)):
         shard = recover(
             *(folder, number, shards, now),
@@ -442,7 +443,7 @@ def _renewed(
     """Yield the items of a checkpoint with the new epochs."""
     last_epoch = max([checkpoint.shard["last_epoch"], *by_id.values()])
     yield checkpoint.shard | {"last_epoch": last_epoch}
-    # Topics have a config, keys of copies have a source. All other items contain no epochs.
+    # Only topics, which have a config, and keys of copies contain epochs.
     for item in checkpoint.items():
         if "config" in item:
             yield item | {"epoch": by_id[item["id"]]}

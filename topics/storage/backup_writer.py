@@ -54,8 +54,9 @@ class BackupWriter:
             self.members.append(member)
 
     def _kept(self, file: ArchiveFile) -> int:
-        """Return how many of the first bytes of a file the receiver has: all, some of a log file,
-        or none.
+        """Return the number of bytes at the start of a file that the receiver already has.
+
+        This is all or none of its bytes, or a part of a log file.
         """
         known = self._known.get(file.name)
         if known is None or known.bytes > file.length:

@@ -137,8 +137,8 @@ class CheckpointWriter:
         earlier checkpoints remain.
         """
         try:
-            # The order: header, sync, rename, sync of the folder. A crash before the rename
-            # leaves the earlier checkpoints, and a crash after it leaves the complete new one.
+            # Sync the complete file before the rename. A crash before the rename leaves the
+            # earlier checkpoints, and a crash after it leaves the complete new one.
             self._write(header, 0)
             self._sync()
             self._temporary_path.replace(self.path)
@@ -151,7 +151,7 @@ class CheckpointWriter:
             raise
         self._close()
         # The new checkpoint is durable. Failures from here on only waste space.
-        with contextlib.suppress(OSError):  # the next checkpoint tries again
+        with contextlib.suppress(OSError):  # the next checkpoint removes the remaining files
             # Keep an intact checkpoint, because startup would need it if the new one is damaged.
             kept = next((old for old in self._earlier if is_intact(old)), None)
             for old in self._earlier:
@@ -168,8 +168,8 @@ class CheckpointWriter:
         """
         self._close()
         with contextlib.suppress(OSError):
-            # The temporary file may be the reserve itself. Put it back under its name, or the
-            # next checkpoint on the full disk would have no blocks.
+            # If the temporary file is the reserve, rename it back. Otherwise the next checkpoint
+            # on the full disk would have no space.
             if self._has_reserve and self._temporary_path.exists():
                 self._temporary_path.replace(self._reserve)
             else:

@@ -97,7 +97,7 @@ class _Expected(NamedTuple):
     def is_present(self) -> bool:
         """Return whether the expected file is at the path.
 
-        Also return True if the disk reports an error, because the next write reports it, too.
+        Also return True if the disk reports an error, because the next write fails with it.
         """
         return identity_at(self.path) in (self.found, None)
 
@@ -130,8 +130,7 @@ class DataDirectory:
             stored = read_meta(path)
             self.is_new = stored is None
             self.shards, self.promotions = stored or Meta(shards)
-            # Only a new directory gets its settings from this startup. Later, the stored settings
-            # apply.
+            # Write the settings to a new directory. An existing directory keeps its own.
             if self.is_new:
                 _sync_above(path)
                 write_meta(path, shards)
@@ -248,8 +247,8 @@ def locked_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[i
             held.callback(os.close, fd)
             return _flock(path, fd, lock_kind)
 
-        # As a server does: lock the directory, or ``meta`` if the file system cannot lock
-        # directories.
+        # Take the same locks as a server: the directory, or ``meta`` if the file system cannot
+        # lock directories.
         if not lock("."):
             lock("meta")
         with contextlib.suppress(FileNotFoundError):  # a copied directory may not have LOCK
@@ -318,7 +317,8 @@ def _lock(path: Path) -> int:
     # it.
     with contextlib.suppress(OSError):
         pid = b"%d\n" % os.getpid()
-        os.ftruncate(lock, os.pwrite(lock, pid, 0))  # in this order, the file never loses its block
+        # Truncate after the write, so that the file keeps its block on a full disk.
+        os.ftruncate(lock, os.pwrite(lock, pid, 0))
     return lock
 
 

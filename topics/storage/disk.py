@@ -48,7 +48,8 @@ class Damaged(Unreadable):
 def check_version(path: Path) -> None:
     """Raise `Damaged` if the file has a format version that this program does not read."""
     head = b""
-    with contextlib.suppress(OSError), path.open("rb") as file:  # the caller handles it
+    # The caller reads the file later, and handles a read error then.
+    with contextlib.suppress(OSError), path.open("rb") as file:
         head = file.read(HEAD.size)
     if reason := other_version(head):
         raise Damaged(path, VERSION_AT, reason)
@@ -90,7 +91,7 @@ def replace_file(path: Path, data: bytes) -> None:
 def preserve_damaged(path: Path) -> None:
     """Give a damaged file a second name durably, so that its bytes are kept for the operator.
 
-    An earlier damaged file of the same name is kept, too. Raise OSError.
+    An earlier damaged file of the same name is also kept. Raise OSError.
     """
     for number in count():
         name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
@@ -119,8 +120,8 @@ class AtomicFile:
 
         NAME.suffix, written and synced -> renamed to NAME -> folder synced
 
-    ``fd`` is open for writing. The caller must call `publish` or `abandon` at the end. It may call
-    `abandon` also after `publish` has failed.
+    ``fd`` is open for writing. The caller must call `publish` or `abandon` at the end. It may also
+    call `abandon` after `publish` has failed.
     """
 
     def __init__(self, path: Path, suffix: str) -> None:
@@ -171,7 +172,8 @@ def write_all(fd: int, chunks: Sequence[Buffer], offset: int) -> None:
         batch = chunks[start : start + IOV_MAX]
         wanted = sum(map(len, batch))
         written = os.pwritev(fd, batch, offset)
-        if written < wanted:  # after a signal or on a full disk; writing the rest raises the error
+        # A signal or a full disk can cause a short write. On a full disk, the next write fails.
+        if written < wanted:
             rest = memoryview(b"".join(batch))[written:]
             while rest:
                 written = os.pwrite(fd, rest, offset + wanted - len(rest))
@@ -180,9 +182,9 @@ def write_all(fd: int, chunks: Sequence[Buffer], offset: int) -> None:
 
 
 def zero(fd: int, offset: int, length: int) -> None:
-    """Overwrite allocated bytes with zeros and keep them allocated. The zeros are not durable yet.
+    """Overwrite allocated bytes with zeros and keep them allocated. Raise OSError.
 
-    Raise OSError.
+    The zeros are durable after the next sync.
     """
     if _fallocate is None or not length:
         return write_zeros(fd, offset, length)

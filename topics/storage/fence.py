@@ -30,7 +30,10 @@ class Fence(msgspec.Struct, frozen=True):
 
 
 def check_fence(fence: Path, directory: Path, promotions: int) -> None:
-    """Register a server in ``directory`` at the fence. Raise `Fenced` or OSError."""
+    """Check that a server may start in ``directory``, and write its count to the fence.
+
+    Raise `Fenced` or OSError.
+    """
     found = _read(fence)
     if found is not None and found.promotions > promotions:
         raise Fenced(

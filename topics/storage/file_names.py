@@ -5,7 +5,8 @@
                 BASE.new                                  a log file that is being created
                 BASE.spare, BASE.WORD.HEX.spare,          a preallocated file for a later log file
                 log.HEX.spare
-                log.reserve                               the same, for frames that free space
+                log.reserve                               a preallocated file for frames that free
+                                                          space
     checkpoint  NUMBER.ckpt, NUMBER.ckpt.tmp              a checkpoint; one that is being created
                 next.reserve                              space for the next checkpoint
     segment     NUMBER.seg, NUMBER.tmp                    a segment; one that is being created

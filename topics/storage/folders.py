@@ -42,7 +42,7 @@ class DirectoryLost(OSError):
 
 
 def unchecked(*, quick: bool = False) -> None:
-    """Do nothing: the `Check` of ordinary paths."""
+    """Do nothing. Ordinary paths use this `Check`."""
 
 
 @dataclass(frozen=True, slots=True)

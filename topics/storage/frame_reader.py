@@ -71,7 +71,7 @@ class FrameReader:
         magic, lsn, topic_id, first_seq, body_len, count, ext_len, _, flags = (
             APPEND_FIELDS.unpack_from(view, offset)
         )
-        # This happens, for example, in a file that was cut and then appended to.
+        # The locator may be outdated, for example if the file was cut and then appended to.
         if lsn != locator or magic != FRAME_MAGIC:
             raise Damaged(file.path, offset, "the frame no longer exists")
         if flags & _EXTERNAL:
@@ -109,7 +109,7 @@ class FrameReader:
     def drop_below(self, lsn: int) -> None:
         """Drop cached data of frames below ``lsn``, which no index refers to any longer."""
         if self._last is not None and self._last[0] < lsn:
-            self._last = None  # because it holds the map of its file
+            self._last = None  # its copier keeps the map of the file in memory
         for each in [each for each in self._kept if each < lsn]:
             self._evict(each)
 
@@ -182,7 +182,7 @@ class FrameReader:
 
 
 def frame_in(file: WalFile, lsn: int) -> tuple[FrameHeader, memoryview]:
-    """Return header and body of the frame at ``lsn`` without checking them.
+    """Return the header and the body of the frame at ``lsn`` without checking them.
 
     Raise `Damaged` if they cannot be read.
     """

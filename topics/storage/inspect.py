@@ -59,7 +59,7 @@ class ForeignFile(Exception):
 def describe(path: Path) -> Iterator[str]:
     """Yield lines about any file of a data directory. The first bytes determine its kind.
 
-    Damage is described in a line, too. Raise `ForeignFile` or OSError.
+    Damage is also described in a line. Raise `ForeignFile` or OSError.
     """
     with path.open("rb") as file:
         head = file.read(HEAD.size)
@@ -178,12 +178,12 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
 
 
 def describe_blob(path: Path) -> Iterator[str]:
-    """Yield the write that the blob contains."""
+    """Yield a line about the write that the blob contains."""
     yield f"blob of the write {path.stem}, {path.stat().st_size - blob.HEADER_BYTES} bytes"
 
 
 def describe_meta(path: Path) -> Iterator[str]:
-    """Yield the shard count."""
+    """Yield a line with the shard count."""
     try:
         yield f"data directory of {data_dir.decode_meta(path.read_bytes()).shards} shards"
     except ValueError as error:

@@ -32,7 +32,7 @@ _BUILD: Final = ".promoting"
 
 
 def seqs_since(cut_ms: int, now_ms: int) -> int:
-    """Return an upper bound for the seqs that a topic has assigned since a cut at ``cut_ms``."""
+    """Return an upper bound for the number of seqs that a topic has assigned since ``cut_ms``."""
     return min(SEQS_MAX, SEQS_PER_S * (max(0, now_ms - cut_ms) // 1000 + SLACK_S))
 
 
@@ -63,7 +63,7 @@ def promote(
     try:
         findings = _build(standby, generation, aside, as_new=as_new, with_damage=with_damage)
         meta = read_meta(aside)
-        assert meta is not None, "a backup has one"
+        assert meta is not None, "a backup contains meta"
         promotions = meta.promotions + 1
         write_meta(aside, meta.shards, promotions)
         # A promotion by root must leave files that the owner of DIR, a server, can read.

@@ -10,8 +10,8 @@ Files never change, except that log files get longer: a generation contains the 
 file, up to its cut, and a later generation contains more bytes of the same file.
 
 The manifest is written last, after all files are synced. A killed process therefore leaves complete
-earlier generations, and possibly files that no manifest refers to. The next attempt reports these
-files to the server, too, so an interrupted transfer is continued. Files that neither a manifest
+earlier generations, and possibly files that no manifest refers to. The next attempt also reports
+these files to the server, so an interrupted transfer is continued. Files that neither a manifest
 nor the attempt needs are removed after the next manifest is written.
 """
 
@@ -42,7 +42,7 @@ KEEP_DEFAULT: Final = 24
 
 
 class StandbyInUse(Exception):
-    """Another process writes to the directory. ``pid`` is its number, or 0."""
+    """Another process writes to the directory. ``pid`` is its process ID, or 0 if unknown."""
 
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(f"{path} is used by another process" + (f" ({pid})" if pid else ""))
@@ -67,8 +67,7 @@ class Part(msgspec.Struct, frozen=True):
     """A file of a generation: the first ``bytes`` of ``file``, which is below ``DIR/files``.
 
     ``path``, ``size`` and ``sha256`` have the same meaning as in `backup_archive.Member`, but the
-    hash of a segment excludes its delete flags. They are replaced by a restore, and by a promotion
-    in place.
+    hash of a segment excludes its delete flags: a promotion changes these flags in ``file``.
     """
 
     path: str
@@ -79,7 +78,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Counters(NamedTuple):
-    """How much a server has written to its log since it started."""
+    """The numbers of writes and of bytes that a server has written to its log since its start."""
 
     writes: int
     bytes: int
@@ -117,14 +116,18 @@ class Generation(msgspec.Struct, frozen=True):
 
     @property
     def as_of_ms(self) -> int:
-        """The time of its cut: the earlier one if the clocks of both machines differ."""
+        """The time of the cut: the earlier of ``created_ms`` and ``requested_ms``.
+
+        The two times are from the clocks of different machines.
+        """
         return min(self.created_ms, self.requested_ms)
 
 
 class Held(NamedTuple):
     """The first ``bytes`` of a file below ``DIR/files``. ``sha256`` is empty if it is unknown.
 
-    ``runs`` is that of the generation (`backup_archive.run_of`).
+    ``runs`` is `Generation.runs` of the generation that contains the file
+    (`backup_archive.run_of`).
     """
 
     file: str
@@ -183,9 +186,9 @@ class Standby:
             raise BadStandby(f"{self.path} is not a standby: {error}") from error
 
     def lock(self) -> None:
-        """Become the only process that writes, until `unlock`. Raise `StandbyInUse` or OSError."""
-        # Open without truncating, because another process may hold the lock and its number must
-        # be readable.
+        """Exclude other processes from writing until `unlock`. Raise `StandbyInUse` or OSError."""
+        # Open without truncating, because another process may hold the lock, and its pid must be
+        # readable.
         file = os.fdopen(os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600), "r+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,7 +231,7 @@ class Standby:
     def newest(self) -> Generation | None:
         """Return the newest generation with an intact manifest, or None.
 
-        A damaged manifest costs one generation. The next round replaces it.
+        If a manifest is damaged, only its own generation is lost.
         """
         for number in reversed(self.numbers()):
             with contextlib.suppress(BadStandby, OSError):
@@ -283,8 +286,10 @@ class Standby:
         return found
 
     def report(self, known: Mapping[str, Held]) -> list[KnownFile]:
-        """Return the list that the server gets. It omits files that are cut or cannot be read, and
-        altered log files, so that the server sends them again.
+        """Return the list of files to send to the server.
+
+        The list omits files that are truncated or cannot be read, and altered log files, so that
+        the server sends them again.
         """
         found = []
         for path, held in known.items():
@@ -338,7 +343,7 @@ class Standby:
                 received[path] = file, self._store(content, file, int(kept or 0))
         except (tarfile.TarError, BadManifest) as error:
             raise BadStandby(str(error)) from error
-        # Without the manifest, the transfer was cut.
+        # If the manifest is missing, the transfer was interrupted.
         if manifest is None:
             raise BadStandby("the backup has no manifest at its end")
         if not accepts_older:
@@ -403,7 +408,7 @@ class Standby:
             while block := content.read(BLOCK_BYTES):
                 digest.update(block)
                 file.write(block)
-            # Durable before the manifest, as the files of a backup.
+            # The file must be durable before the manifest that refers to it.
             file.flush()
             os.fsync(file.fileno())
         if not offset:
@@ -420,9 +425,9 @@ class Standby:
         path, size = member.path, member.bytes
         held = known.get(path, Held("", 0, ""))
         file, sent = received.get(path, (held.file, ""))
-        # Compare the bytes that were sent before they are combined with earlier ones.
+        # The server has hashed only the bytes that it sent, so compare their hash first.
         if sent and sent != member.sha256:
-            raise BadStandby(f"{path} was altered on the way")
+            raise BadStandby(f"{path} was altered in transit")
         if not sent and (path not in known or held.bytes < size):
             raise BadStandby(f"{path} is missing in the backup")
         # A file that is complete and was not sent keeps its hash.
@@ -432,7 +437,7 @@ class Standby:
     def _hash(self, file: str, size: int) -> str:
         """Return the SHA-256 of the first bytes of a file, as in `Part`."""
         at, digest = self._hashes.get(file, (0, hashlib.sha256()))
-        # A shorter length was requested. The stored hash cannot go back.
+        # The stored hash covers more bytes than requested, so start from the beginning.
         if at > size:
             at, digest = 0, hashlib.sha256()
         with (self.files / file).open("rb") as source:
@@ -440,7 +445,7 @@ class Standby:
             for block, is_hashed in _blocks(source, file, at, size):
                 if is_hashed:
                     digest.update(block)
-        # Only log files get longer. Others are read once.
+        # Only log files get longer. All other files are hashed once.
         if file.startswith(LOG):
             self._hashes[file] = size, digest
         return str(digest.hexdigest())
@@ -452,8 +457,8 @@ class Standby:
         generations use.
         """
         numbers = self.numbers()
-        # Manifests first. After a crash in between, unnamed files remain, and the next call
-        # removes them.
+        # Remove the manifests first. After a crash in between, files without a manifest remain,
+        # and the next call removes them.
         for number in numbers[:-keep]:
             self._manifest(number).unlink()
         sync_directory(self.generations)
@@ -487,8 +492,9 @@ class Standby:
                 raise BadStandby(f"generation {generation.number} has an invalid file {part.file}")
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A hard link shares the bytes, also if the promotion fails. Of a segment, only the
-            # delete flags change. Log files and checkpoints may be overwritten.
+            # A hard link shares its bytes with the standby, which remains in use if the promotion
+            # fails. Only the delete flags of a segment are changed, and a blob never changes. Log
+            # files and checkpoints may be overwritten, so they are copied.
             is_linked = link and part.path.startswith(("segment/", "blob/"))
             if not (is_linked and _linked(source, target)):
                 self._copy(part, source, target)
@@ -528,7 +534,7 @@ def _members(data: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _linked(source: Path, target: Path) -> bool:
-    """Make a hard link. Return False if the file system has none."""
+    """Make a hard link. Return False if the file system does not support hard links."""
     try:
         target.hardlink_to(source)
     except FileNotFoundError as error:

@@ -47,7 +47,7 @@ from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import check_blob
 from topics.storage.wal.log_file import log_paths
 
-INVALID_FLAGS_MAX = 10  # reported individually for each extent
+INVALID_FLAGS_MAX = 10  # the maximum number of invalid flags to report for each extent
 SECTOR_BYTES = 512  # the unit in which a punched hole becomes zeros
 _ZEROS = bytes(1 << 20)
 
@@ -186,7 +186,7 @@ def verify_segment(path: Path, shard: int | None = None) -> Iterator[Finding]:
     ).name != path.name:
         yield Finding(path, 12, f"belongs to shard {header.shard}, number {header.number}")
     entries = [*decode_directory(directory)]
-    # Checksums are only checked if all parts are where they must be.
+    # Checksums are only checked if all parts are at the expected offsets.
     misplaced = [*_misplaced(data, trailer, entries)]
     found = misplaced or chain.from_iterable(_extent_findings(data, entry) for entry in entries)
     yield from (Finding(path, offset, reason) for offset, reason in found)
@@ -244,7 +244,7 @@ def _extent_findings(data: memoryview, entry: ExtentEntry) -> Iterator[tuple[int
 
 
 def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
-    """Return whether space of the extent was released after all its records were deleted.
+    """Return whether the space of the extent was released after all its records were deleted.
 
     A power loss during the release may leave some blocks, which the next startup releases.
     """
@@ -258,7 +258,7 @@ def is_punched(entry: ExtentEntry, data: memoryview) -> bool:
 
 
 def verify_blob(path: Path) -> Iterator[Finding]:
-    """Yield the finding in one blob file, which must contain the write in its name."""
+    """Yield a finding if a blob file is damaged or does not contain the write in its name."""
     try:
         check_blob(path)
     except BadBlob as error:

@@ -31,7 +31,10 @@ _META: Final = b',"meta":'
 
 
 def frame_from(path: Path) -> Frame | None:
-    """Return the frame that refers to this blob, or None if the blob is not intact."""
+    """Return the frame that refers to this blob.
+
+    Return None if the blob is not intact or its body has no valid interpretation.
+    """
     named = blob_of(path.name)
     if named is None:
         return None

@@ -147,10 +147,9 @@ class LogRepair:
         """Put a LOST frame where the replay stopped. Raise `CannotRepair`."""
         # Two files claim the same LSNs. It is unknown which one is right, so nothing is planned.
         if damage.end is not None and damage.end < damage.first:
-            # The file overlaps the file before it.
             raise CannotRepair(damage.path, damage.offset, damage.reason)
-        # There are three cases: no file contains the LSN, the frame there is intact but does not
-        # fit the state, or its bytes are damaged.
+        # There are three cases: no file contains the LSN, the frame there is intact but
+        # inconsistent with the state, or its bytes are damaged.
         file = self._file(damage.first)
         if file is None:
             # No file has this LSN, so a file is missing.
@@ -265,11 +264,11 @@ class LogRepair:
             )
         if header is None:
             # The range has space for one frame only, and that frame has caused these losses.
-            if rest < 2 * FRAME_HEADER_BYTES and losses:  # only one frame fits
+            if rest < 2 * FRAME_HEADER_BYTES and losses:
                 return losses, ""
-            # The content of the range is unknown. A row for topic 0 lets each topic skip seqs,
-            # because a seq that a client has received must never be assigned again.
-            # Other topics may have lost records, too.
+            # The content of the range is unknown, so any topic may have lost records. A row for
+            # topic 0 lets each topic skip seqs, because a seq that a client has received must never
+            # be assigned again.
             losses.append(LostSeqs(0, 0, max_seqs(rest)))
             return losses, ""
         if given := _assigned_seqs(file, header):
@@ -362,9 +361,8 @@ class LogRepair:
             if not next_seq or last < next_seq:
                 found.append(frame)
                 heads[topic_id], space = last, space - frame.length
-        # The remaining bytes must be none, or enough for a LOST frame.
-        # If the rest is too short for a frame header, it cannot be filled. Drop frames until it
-        # can.
+        # The rest of the range must be empty or have space for the header of a LOST frame. Drop
+        # rebuilt frames until this is the case.
         while found and 0 < space < FRAME_HEADER_BYTES:
             space += found.pop().length
         return found

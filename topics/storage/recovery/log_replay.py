@@ -63,8 +63,8 @@ class LogReplay:
         progress: StartProgress,
     ) -> None:
         self._replay, self._blobs, self._progress = replay, blobs, progress
-        # A later START frame replaces it. If there is neither, the boot is unknown and is treated
-        # as a different boot.
+        # A later START frame replaces this value. Without a checkpoint and a START frame, the boot
+        # is unknown and is treated as a different boot.
         self.boot = checkpoint.boot if checkpoint else ""
         # From the checkpoint: the LSN up to which the log was synced, and the first LSN to replay.
         self._promised_lsn, self._from_lsn = (

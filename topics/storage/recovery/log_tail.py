@@ -1,7 +1,7 @@
 """Tail of the log: finds where the frames end, removes a torn tail, and detects damage.
 
-The log ends where only zeros follow, or old bytes from before the file was reused. If something
-else follows the last intact frame, there are two cases:
+The log ends where only zeros follow, or old bytes from before the file was reused. If other bytes
+follow the last intact frame, there are two cases:
 
     torn tail  nothing shows that the log was synced beyond this point: these frames were not
                acknowledged as durable, so all following bytes are removed
@@ -65,7 +65,7 @@ def bytes_after(file: WalFile, lsn: int) -> int:
 
 
 def check_not_synced_beyond(file: WalFile, lsn: int, promised_lsn: int, *, is_last: bool) -> None:
-    """Raise `DamagedLog` if something shows that the log was synced beyond ``lsn``.
+    """Raise `DamagedLog` if it is known that the log was synced beyond ``lsn``.
 
     The intact frames of ``file`` end at ``lsn``. ``promised_lsn`` is the LSN up to which the log
     was synced according to the checkpoint.

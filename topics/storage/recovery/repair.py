@@ -94,9 +94,9 @@ class ShardRepair(RepairPlan):
                 f"{path}: incomplete checkpoint; another one is intact, no data is lost"
                 for path in damaged
             ]
-        # Each pass replaces the damage that prevents startup, until startup would succeed.
-        # Each pass starts from the images of the passes before it, until recovery rejects nothing.
-        # The passes end, because `_refuse_repeated` stops if the same damage is found twice.
+        # Each pass reads the images of the earlier passes and replaces the first damage that
+        # recovery rejects. The passes end, because `_refuse_repeated` raises an error if the same
+        # damage is found twice.
         while self._find_damage(0):
             pass
         # Repair for the older checkpoint too, so that startup can still fall back to it.
@@ -110,7 +110,7 @@ class ShardRepair(RepairPlan):
                     self.damaged_files.append(path)
 
     def _plan_older(self, checkpoint: Path) -> None:
-        """Plan the repair for the older checkpoint, too.
+        """Also plan the repair for the older checkpoint.
 
         Records that its part of the log has lost are stored in segments, so this adds no lines.
         """

@@ -147,7 +147,7 @@ class ShardReader:
         engine.store = store = ReplayStore(engine, self.segments, files, self.frames)
         restored = restore_topics(self.topics, self.segments, store, checkpoint, files, progress)
         end = self.replay.run(self.folders.wal, files)
-        # Only now is the end of the log known.
+        # This check needs the end of the log, which the replay has found.
         check_sealed(self.folders.segment, self.segments, end.lsn)
         restore_keys(engine.table, self.segments, *restored, self.replay.keys, now, progress)
         # After a clean shutdown, the log ends exactly at the LSN of the checkpoint. Otherwise the
@@ -219,7 +219,7 @@ def recover(
     # All checks have passed. Files are changed only from here on.
     for folder in progress.over(folders.own, 1):
         make_directory(folder)
-    # Only now does this process own the files.
+    # A spare that became a log file may have lost its new name in a power loss.
     for file in files:
         file.take_name()
     # Remove the torn tail durably before the first new frame. Otherwise a later startup could find
@@ -234,7 +234,7 @@ def recover(
     segments.sweep(frozenset().union(*(each.segments for each in kept)), progress.heartbeat)
     for unfinished in own_files(folders.wal, file_names.NEW_LOG):
         unfinished.unlink()
-    # Blobs whose topic does not reach their seqs belong to appends that were never logged.
+    # A blob with seqs above the head of its topic belongs to an append that was never logged.
     absorbed = blobs.sweep({topic.id: topic.head_seq for topic in engine.by_id.values()})
     wal = Wal(
         folders.wal,

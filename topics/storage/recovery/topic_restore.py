@@ -234,7 +234,7 @@ def restore_keys(
     now: Now,
     progress: StartProgress,
 ) -> None:
-    """Restore the idempotency keys of all topics that are still valid.
+    """Restore the idempotency keys that are still valid, for all topics.
 
     ``kept`` has the keys of the checkpoint by topic id, ``logged`` the keys of the log.
     """
@@ -253,8 +253,8 @@ def restore_keys(
         # write.
         found = [*kept.get(topic_id, ()), *sealed.pop(topic_id, ()), *logged.get(topic_id, ())]
         found.sort(key=_FIRST_SEQ)  # fast, because each source is in order
-        valid_topics = _valid_keys(topic, progress.over(found), now)
-        topic.dedupe.extend(valid_topics, topic.config.idempotency_window_ms)
+        valid_keys = _valid_keys(topic, progress.over(found), now)
+        topic.dedupe.extend(valid_keys, topic.config.idempotency_window_ms)
 
 
 def _valid_keys(

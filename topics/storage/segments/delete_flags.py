@@ -37,7 +37,11 @@ class _Delete(NamedTuple):
 
 
 class _Flags:
-    """An extent's flags as readers see them, until its ``queued`` deletes are in the file."""
+    """The flags of an extent as readers see them.
+
+    ``queued`` is the number of deletes whose flags are not yet in the file. At 0, the object is
+    dropped.
+    """
 
     __slots__ = ("data", "queued")
 
@@ -59,7 +63,7 @@ class PendingFlags:
         self._unsynced: set[int] = set()  # numbers of segments with unsynced flags
 
     def get(self, locator: int) -> memoryview | None:
-        """Return the extent's flags, or None if its file has all of them."""
+        """Return the extent's flags, or None if the file contains all of them."""
         flags = self._flags.get(locator)
         return None if flags is None else memoryview(flags.data)
 

@@ -37,7 +37,7 @@ READ_BYTES = 1 << 20  # read in one system call
 
 
 class ExtentRequest(NamedTuple):
-    """An extent to copy from record ``start`` on. ``deleted`` has its delete flags, if any."""
+    """An extent to copy from record ``start`` on. ``deleted`` has its delete flags, or is None."""
 
     locator: Locator
     start: int

@@ -153,8 +153,8 @@ class SegmentStore:
     def punch(self, locators: Iterable[int]) -> None:
         """Release the space of these extents, which must not be read again. May run in a thread.
 
-        Their delete flags are set durably beforehand. So zeros count as damage only where a record
-        is live.
+        All their delete flags are set durably beforehand, so that readers and `verify` do not
+        treat the zeros of the released space as damage.
         """
         by_segment: dict[int, list[int]] = {}
         for locator in locators:

@@ -175,8 +175,9 @@ class BlobStore:
         self.on_damage: Callable[[Damaged], None] = lambda _: None
         # By topic id and first seq.
         self._held: dict[int, dict[int, _Blob]] = defaultdict(dict)
-        # These need no check, because this process has computed their checksums.
-        self._written: set[tuple[int, int]] = set()  # by this process, and not added yet
+        # Blobs that this process has written, until `add`. They need no check, because this
+        # process has computed their checksums.
+        self._written: set[tuple[int, int]] = set()
 
     def path(self, topic_id: int, first_seq: int) -> Path:
         """Return the path of the blob of the topic's write that begins with ``first_seq``."""
@@ -284,7 +285,7 @@ class BlobStore:
         A FORWARD frame refers to this frame, so copies are read from the blob even after its own
         topic is deleted.
         """
-        # Only the LSN of the frame is known here.
+        # Compare all blobs, because the caller knows only the LSN of the frame.
         for seqs in self._held.values():
             for held in seqs.values():
                 held.is_copied |= held.lsn == lsn

@@ -20,8 +20,8 @@ from topics.storage.wal.log_file import WalFile
 class WalGroup:
     """Frames from LSN ``start`` to ``end`` of one file.
 
-    ``era`` counts how often the log was resumed after `NoSpace`. A group without ``chunks`` only
-    requests a sync, or notifies the writer thread of how far the loop has written.
+    ``era`` is the number of times that the log was resumed after `NoSpace`. A group without
+    ``chunks`` only requests a sync, or notifies the writer thread of how far the loop has written.
     ``may_use_reserve`` specifies whether the new file of the group may be the reserve.
     """
 

@@ -95,7 +95,7 @@ class Wal:
         # Set once by `take_progress`, and never reset.
         self.failed: OSError | None = None
         self._chunks: list[Buffer] = []
-        # The current group: frames that are appended but not handed over yet.
+        # The current group: the frames that were appended since the last hand-over.
         self._start = lsn
         self._new_file = False
         self._frees_space = True  # the group has only frames of `SPACE_FREEING_KINDS`
@@ -109,8 +109,9 @@ class Wal:
         # Whether any frame may begin a new file when the blobs have filled the last one. False
         # while the disk may have no space for a new file.
         self.rotates_by_blobs = False
-        # How often the log was resumed after `NoSpace`. LSNs from the resume point on are reused.
-        # The writer drops groups of an earlier era, because their frames were rolled back.
+        # The number of times that the log was resumed after `NoSpace`. LSNs from the resume point
+        # on are reused. The writer drops groups of an earlier era, because their frames were
+        # rolled back.
         self._era = 0
         self.writer = WalWriter(
             *(folder, lsn, self._tail, self._opened),
@@ -145,7 +146,7 @@ class Wal:
 
         Then `NoSpace` refuses all of these frames or none. They depend on each other.
         """
-        # Otherwise the frames fit into the current file and stay together without further action.
+        # If the frames do not fit into the current file, they begin a new one.
         if self._tail is not None and not self._tail.holds(self.next_lsn, length):
             self._begin_file(self.next_lsn, length)
 
@@ -186,7 +187,7 @@ class Wal:
         )
 
     def end_file(self) -> None:
-        """Treat the current file as full, so that the next frame that may begin a file does.
+        """Treat the current file as full: the next frame that may begin a new file begins one.
 
         Forwards call this if their frame does not fit into the file whose frames it refers to.
         """
@@ -222,13 +223,13 @@ class Wal:
         return self._tail
 
     def flush(self, *, sync: bool, immediate: bool = True) -> LogProgress | None:
-        """Hand over the current group. Return the progress if it is written already, else None.
+        """Hand over the current group. Return the progress if the group is already written.
 
         With ``sync``, the replies of the group wait until it is synced. With ``immediate``, the
         caller must commit the frames that the returned progress covers. Otherwise the writer thread
         writes the group and `take_progress` returns the progress.
         """
-        # Nothing to write, and nothing to sync.
+        # Return if there is nothing to write and nothing to sync.
         if self._tail is None or not (self._chunks or (sync and self.synced_lsn < self.next_lsn)):
             return None
         # A group without frames only requests a sync.
@@ -343,7 +344,7 @@ class Wal:
         return frame_in(file, frame_lsn(file, locator))
 
     def reset_checked(self) -> None:
-        """Discard the cached readability of mapped pages.
+        """Discard the results of earlier checks that mapped pages can be read.
 
         Pages may have been dropped from memory since they were checked.
         """
@@ -377,10 +378,11 @@ class Wal:
     def files_between(self, lsn: int, end: int) -> list[tuple[WalFile, int]]:
         """Return the files that contain the log from ``lsn`` to ``end``, which must be written.
 
-        Each file comes with the length of its used part, which includes the file header.
+        Return each file with the length of its used part, which includes the file header.
         """
-        # The two lists are extended sequentially. The copy of the bases bounds both.
-        bases = [*self._bases]  # a copy, because the writer thread appends to the list
+        # The writer thread may append to both lists, first to the list of files. So the copy of
+        # the bases bounds both.
+        bases = [*self._bases]
         first = max(bisect_right(bases, lsn) - 1, 0)
         files, ends = self._files[first : len(bases)], [*bases[first + 1 :], end]
         return [
@@ -411,8 +413,7 @@ class Wal:
 
     def ending_at(self, lsn: int) -> list[WalFile]:
         """Return all files whose frames are all below ``lsn``."""
-        # The last file is never included, because it is still written.
-        # At least one file always remains, so that the log has a place to continue.
+        # The last file is never included, because frames are still appended to it.
         return self._files[: max(bisect_right(self._bases, lsn) - 1, 0)]
 
     def wait_synced(self, heartbeat: Callable[[], None] = lambda: None) -> None:

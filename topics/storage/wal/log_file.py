@@ -4,7 +4,7 @@ written, and it is mapped for reading.
     NAME.new      a file that is being created; startup removes it
     BASE.wal      a file of the log
     NAME.spare    a preallocated file that becomes a log file later, see `spares`
-    log.reserve   the same, for frames that free space
+    log.reserve   a preallocated file for frames that free space
 
 A file keeps its length until it is unlinked. A shorter file was truncated by another program and is
 damaged.
@@ -71,7 +71,7 @@ class WalFile:
         self.folder, self.header, self.size = folder, header, size
         self.base, self.seed = header.base, header.seed
         self.path = folder / log_name(header.base)
-        # -1 until the file is created or opened.
+        # The descriptor, -1 until the file is created or opened.
         self._fd = -1
         self._mapped: MappedFile | None = None
         self.data: memoryview | None = None  # the result of `view`, after its first call

@@ -180,7 +180,10 @@ class WriteState:
         return [self._untaken.popleft() for _ in range(len(self._untaken))]
 
     def _cut_and_report(self) -> None:
-        """Overwrite the refused frames with zeros, then report the error. No thread writes now."""
+        """Overwrite the refused frames with zeros, then report the error.
+
+        No write may be in flight.
+        """
         file, end = self._last_write
         assert self.broken is not None, "only a broken log is cut"
         if file is not None and end > self._reported:

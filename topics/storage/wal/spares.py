@@ -108,7 +108,7 @@ class SpareFiles:
         If this fails, the reserve is used, but only with ``may_use_reserve``. Raise the same errors
         as `WalFile.create`.
         """
-        # Spares may have grown since the loop chose the size.
+        # The size of spares may have grown since the loop chose the size of the file.
         is_usual = file.size <= self.file_bytes
         try:
             file.create(self.take() if is_usual else None)
@@ -169,7 +169,8 @@ class SpareFiles:
             # Grow only if the disk has space for the reserve and a spare of the new size.
             check_space(self.folder, 2 * size)
             self._put_reserve(prepare(self.folder, RESERVE_NAME, size))
-            sync_directory(self.folder)  # before a file of the log can have this size
+            # The reserve must be durable before a file of the log has this size.
+            sync_directory(self.folder)
             # The existing spares are too small now.
             while spare := self.take():
                 spare.unlink()
@@ -191,8 +192,7 @@ class SpareFiles:
             return not self.is_incomplete
 
     def _add_spare(self, name: str) -> None:
-        """Make a spare if there is none, and set `is_incomplete` if the disk has no space for
-        it."""
+        """Create a spare if there is none. Set `is_incomplete` if the disk has no space for it."""
         self.is_incomplete = False
         try:
             if not self._spares:
@@ -233,8 +233,8 @@ class SpareFiles:
                 with contextlib.suppress(FileNotFoundError):
                     file.path.replace(target)
                 kept.append(target)
-            # Otherwise, after a power loss, a file could reappear under its old name with the
-            # header of its next use.
+            # Make the new names durable. Otherwise, after a power loss, a file could have its old
+            # name and the header of its next use.
             sync_directory(self.folder)
             self._keep(kept)
 

@@ -9,9 +9,9 @@ While the loop syncs, it serves no requests. On a disk that syncs in 0.1 ms, thi
 the two wake-ups of a hand-over. On a disk that takes 10 ms, a thread must perform the sync
 (``decisions/0040``). `SyncPace` selects the state:
 
-    DEAR --(after the pause, a sync of a thread within CHEAP_S)--> CHEAP: the loop syncs
-      ^                                                                |
-      '----(one above SLOW_S, or on average above CHEAP_S: pause)------'
+    EXPENSIVE --(after the pause, a sync of a thread within CHEAP_S)--> CHEAP: the loop syncs
+      ^                                                                   |
+      '------(one sync above SLOW_S, or the average above CHEAP_S)--------'
 
 The pause lasts PAUSE_PER_S times the duration of the sync that ended the state CHEAP. This bounds
 the share of the loop's time that slow syncs take, on any disk. Long times that a thread measures
@@ -49,7 +49,7 @@ class Syncer:
 
     def __init__(self, state: WriteState, check: Check = unchecked) -> None:
         self._state, self._check, self.pace = state, check, SyncPace()
-        self._lock = threading.Lock()  # held during a sync and while its outcome is noted
+        self._lock = threading.Lock()  # held during a sync and while its result is recorded
         self.is_syncing = self._lock.locked  # called before each short write, so it must be fast
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wal syncer", daemon=True)
@@ -91,7 +91,7 @@ class Syncer:
                 self._check(quick=True)
                 file.sync()
             except OSError as error:
-                # This happens while the lock is held, so that no other sync starts in between.
+                # Record the failure while the lock is held, so that no other sync starts before.
                 state.fail(error)
                 return False
             state.synced = lsn

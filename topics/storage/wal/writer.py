@@ -48,9 +48,9 @@ from topics.storage.wal.spares import SpareFiles
 from topics.storage.wal.syncer import Syncer
 
 SYNC_BYTES = 4 << 20  # unsynced bytes that cause a sync before `sync_ms` has passed
-JOIN_MAX_BYTES = 1 << 20  # below, copying the buffers is cheaper than a call with many of them
+JOIN_MAX_BYTES = 1 << 20  # up to this length, copying buffers is cheaper than a vectored write
 LOOP_WRITE_MAX_BYTES = 32 << 10  # the longest group that the loop writes itself
-UNSYNCED_MAX_BYTES = 256 << 10  # above, even a fast disk would block the loop in a sync
+UNSYNCED_MAX_BYTES = 256 << 10  # a longer sync would block the loop even on a fast disk
 NOT_FOUND_ERRORS = "the files of the log were deleted or replaced"
 
 
@@ -105,7 +105,7 @@ class WalWriter:
     def hand_over(self, group: WalGroup) -> LogProgress | None:
         """Write the group or queue it for the writer thread.
 
-        Return the progress if the group is written already. Otherwise `WriteState.take` returns it
+        Return the progress if the group is already written. Otherwise `WriteState.take` returns it
         later.
         """
         state = self.state
@@ -316,7 +316,7 @@ class WalWriter:
 
     def _sync(self, lsn: int) -> bool:
         assert self._file is not None, "a group was submitted"
-        # Note the LSN before the sync. The next plan must not repeat it.
+        # Record the LSN, so that `_plan_sync` plans no other sync for it.
         self._handed_on, self._sync_at = lsn, math.inf
         return self.syncer.sync(self._file, lsn)
 
@@ -335,7 +335,7 @@ class WalWriter:
             if self.state.written > max(self._handed_on, self.state.synced):
                 self._must_notify, self._sync_at = False, self._wrote_at + self._sync_s
 
-    # Used by both threads
+    # Used by the loop and the writer thread
 
     def _write(self, groups: list[WalGroup], *, immediate: bool = False) -> bool:
         """Write groups that have frames, as one contiguous range of their file.
