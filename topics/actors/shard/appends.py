@@ -1,7 +1,7 @@
 """Appends: evaluates each request immediately, and replies when its records are durable (§2).
 
-Durable means what the topic's durability class promises. An append message contains n >= 1 requests
-to one topic. All their results are sent in one reply.
+The topic's durability class defines when records are durable. An append message contains n >= 1
+requests to one topic. All their results are sent in one reply.
 
 Adjacent requests are evaluated together if one append of all their records has the same outcome as
 separate appends. They produce one change, one frame and one commit, and each result contains the
@@ -15,7 +15,7 @@ reply waits until the complete frame is as durable as the class promises.
 A single request with a body above STREAMED_MIN_BYTES becomes a streamed append.
 
 If the log finds no space while a backup keeps files, the lost appends are evaluated once more after
-these files are deleted (``space_waits.py``). Appends that arrive in the meantime wait, too.
+these files are deleted (``space_waits.py``). Appends that arrive in the meantime also wait.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Appends(Service):
             self._streamed.begin(request)
             return
         topic = self._engine.topics.get(params.topic)
-        # The band is the topic's band before this append. A new topic has no reads yet.
+        # Use the band that the topic has before this append, or the band of new topics.
         batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
         if may_wait:
             batch.enable_retry(self._defer_retry)
@@ -146,15 +146,15 @@ class Appends(Service):
                 batch.fail(index, error)
                 continue
             size += len(content)
-            # Close the group before a request that cannot join it: a request that has a key or a
-            # config, exceeds the size limit, or comes from another node.
+            # Close the group before a request that cannot join it: a request that has a key, a
+            # config or another ``node``, or that would exceed the size limit.
             is_alone = body.idempotency_key is not None or body.config is not None
             if group and (is_alone or size > JOINED_MAX_BYTES or body.node != group[0][1].node):
                 self._decide_group(batch, group)
                 group, size = [], len(content)
             group.append((index, body))
-            # The first request creates the topic, and its outcome determines whether the following
-            # ones find it.
+            # The first request creates the topic, and its outcome determines whether the topic
+            # exists for the following requests.
             if is_alone or not self._engine.topics.get(params.topic):
                 self._decide_group(batch, group)
                 group, size = [], 0
@@ -163,7 +163,8 @@ class Appends(Service):
     def _decide_group(self, batch: AppendBatch, group: list[tuple[int, AppendBody]]) -> None:
         """Evaluate adjacent requests together, or separately if the joint append is refused."""
         if len(group) > 1:
-            # One change for all. Each request gets its part of the seqs (`settle_joined`).
+            # All requests share one change. Each request gets its part of the seqs
+            # (`settle_joined`).
             bodies = [body for _, body in group]
             try:
                 change = self._append_now(batch, joined(bodies))

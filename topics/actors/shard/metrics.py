@@ -48,7 +48,7 @@ ROUTERS_PER_STEP: Final = 16
 class MetricsReads(Service):
     """Handles `metrics.read`. ``workers``: the routers that have their source in this shard.
 
-    ``measure`` stores the current gauges of the shard, so that the page shows them.
+    ``measure`` updates the gauges of the shard, so that the page shows current values.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Peers(Service):
     """The shards of the server that this shard can call now, by their numbers."""
 
     def __init__(self, shards: int, wake: Callable[[], None]) -> None:
-        """Create an object that has no peers yet. ``wake`` requests another loop iteration."""
+        """Create the object without sessions. ``wake`` requests another loop iteration."""
         self.shards, self._wake = shards, wake
         self._sessions: dict[int, LinkSession] = {}
         self.open: set[LinkSession] = set()  # sessions with other shards and with this one

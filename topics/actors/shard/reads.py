@@ -1,4 +1,4 @@
-"""Reads: pages of a topic, immediately, as a long poll, or before they are requested (§3).
+"""Reads: returns pages of a topic immediately, as a long poll, or in advance (§3).
 
 diff         the page completes the request             replied immediately
              no records and a wait_ms, or more to scan  becomes a long poll
