@@ -16,8 +16,8 @@ There are two halves of ``half_bytes``; session n uses half n % 2:
 Two halves are needed because, when one side dies, the other side may still use blocks of the ended
 session: it may be sending a block to a slow client, or receiving an upload into a block. The next
 session must not write to these blocks, and must not wait for their release either. Only the session
-after the next one waits for it. So a producer must send or free each block, and a consumer must
-release it, even after the session has ended.
+after the next session waits for their release. So a producer must send or free each block, and a
+consumer must release it, even after the session has ended.
 
 A block can grow while it is filled. It grows in place if the pages after it are free. Otherwise it
 moves, one slice at a time. So a body uses memory in proportion to the bytes that were received.
@@ -443,7 +443,7 @@ class PageAllocator:
     def extend(self, start: int, pages: int) -> bool:
         """Extend the row at ``start`` to ``pages`` pages. Return False if they are not free."""
         before = self._rows[start]
-        # Find the hole that begins directly after the row, if any.
+        # Find the hole that begins directly after the row.
         hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
         if hole != start + before or before + length < pages:
             return False

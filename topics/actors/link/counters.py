@@ -127,7 +127,7 @@ _OF_THE_FRONT = (
     Metric("topics_held_answer_bytes", GAUGE,
            "Bytes of responses and streams buffered for slow clients."),
     Metric("topics_held_request_bytes", GAUGE,
-           "Bytes of requests that are incomplete or wait for an earlier one."),
+           "Bytes of requests that are incomplete or wait for an earlier request."),
     Metric("topics_backups_total", COUNTER,
            "Backups by outcome, counted once the transfer has started.", SUM, ("end",), _ENDS),
     Metric("topics_backup_finished_ms", GAUGE,

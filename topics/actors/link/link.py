@@ -382,8 +382,8 @@ class Link:
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
         """Do all work that is possible now, without blocking: one pass of ``run``."""
-        # If this end is not in the current session, try to enter it. If that fails, there is
-        # nothing to do yet.
+        # If this end is not in the current session, try to enter it. If that fails, no messages can
+        # be transferred.
         if not (self._open and self._cell[0] == self._session) and not self._enter(
             on_open, on_close
         ):

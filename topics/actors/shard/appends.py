@@ -61,7 +61,7 @@ class Appends(Service):
         # Lost appends may be retried if a backup keeps files that can be deleted.
         may_wait = space.may_free_space
         # A backup keeps files on a full disk: wait until they are deleted. Later appends must not
-        # overtake the ones that wait.
+        # overtake waiting appends.
         if space.is_active or (may_wait and context.wal.lacks_space):
             space.defer(partial(handle_late, self._append, request))
             return

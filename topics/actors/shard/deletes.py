@@ -148,16 +148,16 @@ class Deletes(Service):
         self._context.check_writable()
         if self._context.held.defer_if_held(params.topic, self._delete_records, request):
             return
-        asked = decode_delete(request.attachment)
+        body = decode_delete(request.attachment)
         topic = self._context.find_topic(params.topic)
         # Hold the topic until no change of it is pending. Otherwise a replay could apply caps
         # differently (`must_wait`).
-        if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
+        if body.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.hold(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
             return
         whole = delete_records.remaining_delete(
-            self._engine.table, topic.name, asked.before_seq, asked.match
+            self._engine.table, topic.name, body.before_seq, body.match
         )
         request.disable_timeout()
         if self._has_first_slice:  # several first slices would make an iteration long

@@ -50,8 +50,8 @@ class Expiry(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        # Keyed by the number of the bucket. A topic may be in several buckets, and only the one in
-        # `_planned` counts.
+        # Keyed by the number of the bucket. A topic may be in several buckets, and only its bucket
+        # in `_planned` is valid.
         self._buckets: dict[int, array[int]] = {}  # ids of topics
         self._order: list[int] = []  # heap of the buckets
         # At most one valid bucket for each topic, so that a busy topic is not planned again with

@@ -236,7 +236,7 @@ class GroupCommit:
             self.is_unsent = self._wants_sync = True
             self._until_synced.append(pending)
         # A change that needs no sync is committed when it is written. The order within a topic is
-        # kept, because a change without frames also queues here while earlier ones of its topic
+        # kept, because a change without frames also queues here while earlier changes of its topic
         # are pending.
         elif change.frames or change.topic.pending > 1:
             self.is_unsent = True
@@ -293,7 +293,7 @@ class GroupCommit:
     def advance(self) -> OSError | None:
         """Commit and settle the changes that the log has written or synced.
 
-        Return the error that stopped the log, if any.
+        Return the error that stopped the log, or None.
         """
         # The log reports each step once. The steps are handled in order, because a failure after
         # a success must not undo changes that were committed before.

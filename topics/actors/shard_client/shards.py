@@ -412,7 +412,7 @@ class Shards:
 
         def answered(answer: Reply[R] | TopicsError) -> None:
             answers.append(answer)
-            # The task does not wait yet if the call fails immediately.
+            # If the call has failed immediately, the task is still running.
             if is_waiting:
                 trio.lowlevel.reschedule(task)
 
@@ -482,7 +482,7 @@ class Shards:
             block.filler: None for block in link.link.writer.filling if block.filler is not None
         }
         slowest = max(holders, key=lambda one: one.turnover_s(now), default=filler)
-        # The body to abort must be slower than `TURNOVER_MAX_S`, and slower than the one that
+        # The body to abort must be slower than `TURNOVER_MAX_S`, and slower than the body that
         # needs the memory.
         bound = max(TURNOVER_MAX_S, filler.turnover_s(now))
         if slowest is filler or slowest.turnover_s(now) < bound:

@@ -193,8 +193,8 @@ class Rewriting:
         self._reclaim.add_segment(segment.number)
         self._segments.add(segment)
         for span in sources.spans.values():
-            # Topic by topic. Readers may run in between and find some topics at the old location
-            # and some at the new one. Both contain the same records.
+            # Install one topic after another. Readers may run in between and find some topics at
+            # the old location and some at the new location. Both contain the same records.
             yield from self._install_topic(span, segment, extents.get(span.topic.id, []), written)
         if isinstance(sources, LogFile):
             self._reclaim.seal_up_to(sources.end)

@@ -116,7 +116,7 @@ class Segments:
         first_seq = last_seq = 0
         index = topic.index
         for start, stop in sealed_entries(topic):
-            # Scan the sealed entries for the ones that are in the segments to be merged.
+            # Scan the sealed entries for entries in the segments to be merged.
             for number, locator in enumerate(index.locators(start, stop), start):
                 if self._is_in(locator):
                     first, count, _, _ = index.entry(number)
@@ -158,8 +158,8 @@ class Segments:
                     yield ExtentSource(topic_id, first, ())
                     continue
                 seq = entry.first_seq + run[0]
-                # The next run does not directly follow the last one. Yield the extent, and begin
-                # another one.
+                # If the run does not directly follow the previous run, yield the source, and begin
+                # another source.
                 if slices and seq != end:
                     yield ExtentSource(topic_id, first, slices)
                     slices = []
