@@ -29,7 +29,7 @@ import trio
 from trio._core import _run as trio_run  # for the descriptor of its epoll, which has no public API
 
 Args = TypeVarTuple("Args")
-Ready = Callable[[int], object]  # the argument is the epoll events
+Ready = Callable[[int], object]  # the argument is the epoll event mask
 
 READY_MAX: Final = 4096  # maximum number of ready descriptors that one pass handles
 SLEEP_MAX_S: Final = 86_400.0

@@ -53,7 +53,7 @@ class HeadSlotReader:
         self._cells, self._order = cells, load_fences().order
 
     def head(self, mark: HeadMark) -> int | None:
-        """Return the topic's head, or None if the version has changed and the page is void."""
+        """Return the topic's head, or None if the version has changed and the page is outdated."""
         cells, at = self._cells, mark.slot * SLOT_CELLS
         # Check the version before and after reading the head, so that the head belongs to it.
         if cells[at] != mark.version:

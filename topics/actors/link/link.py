@@ -67,7 +67,7 @@ RELEASE_DELAY_S: Final = 0.050  # seconds that a release waits for another flush
 class LinkTimer:
     """One timer for all links of a trio run.
 
-    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The timer verifies that:
+    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The timer verifies this:
     with each tick it checks every link. If a wake-up was lost, the timer repeats it, and the link
     counts it (`late_bells`).
     """

@@ -60,13 +60,13 @@ class Appends(Service):
         context, params, space = self._context, request.params, self._space
         # Lost appends may be retried if a backup keeps files that can be deleted.
         may_wait = space.may_free_space
-        # A backup keeps files on a full disk: wait until they are deleted. Later appends must not
-        # overtake waiting appends.
+        # If a backup keeps files on a full disk, wait until they are deleted. Later appends must
+        # not overtake waiting appends.
         if space.is_active or (may_wait and context.wal.lacks_space):
             space.defer(partial(handle_late, self._append, request))
             return
         context.check_writable(grows=True)
-        # Another change holds the topic: handle the request when the topic is released.
+        # If another change holds the topic, handle the request when the topic is released.
         held = context.held
         if held.waiting and held.defer_if_held(params.topic, self._append, request):
             return

@@ -86,7 +86,7 @@ class Deletes(Service):
         if self._context.held.defer_if_held(name, handler, request):
             return
         self._context.remove_expired(self._engine.topics.get(name))
-        # Routers refer to the topic, so the owner must remove them before the topic is deleted.
+        # If routers refer to the topic, their owner must remove them before the topic is deleted.
         if self._context.routers_of(name) and name in self._engine.topics:
             # Check the preconditions first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)

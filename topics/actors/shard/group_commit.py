@@ -95,8 +95,8 @@ class GroupCommit:
         # is known.
         self._until_written: deque[PendingChange] = deque()
         self._until_synced: deque[PendingChange] = deque()
-        # Numbers the submitted changes. It gives the order of the decisions across both queues,
-        # which `_roll_back` reverses.
+        # The serial number of the last submitted change. Serial numbers define the order of the
+        # decisions across both queues, which `_roll_back` reverses.
         self._serial = 0
         # Whether a change of the open group waits for a sync. `flush` passes it on and resets it.
         self._wants_sync = False

@@ -1,6 +1,6 @@
 """Metrics of topics and routers: one row for each topic and router of the metrics page (§8.3).
 
-    names, in steps of some thousands -> the first names in order -> their rows, in small steps
+    names, in steps of a few thousand -> the first names in order -> their rows, in small steps
 
 The page is requested often, and a shard may contain very many topics. So the work runs concurrently
 with the loop, in steps of about a millisecond. A step returns the current state of its topics,

@@ -82,8 +82,8 @@ class Peers(Service):
         """Call ``shard``. ``then`` gets its reply or the failure, in a later iteration.
 
         The failure is `NotReady` if the shard is unavailable or stops before it replies. In the
-        latter case it may have executed the call. Use this only within an iteration, because the
-        request is sent at the end of the iteration.
+        latter case it may have executed the call. This method must be called within an iteration,
+        because the request is sent at the end of the iteration.
         """
 
         def answered(answer: Reply[R] | Exception) -> None:

@@ -2,7 +2,7 @@
 
 diff         the page completes the request             replied immediately
              no records and a wait_ms, or more to scan  becomes a long poll
-diff.ahead   pages that are not requested yet, for a reader that reads page by page
+diff.ahead   pages that have not been requested, for a reader that reads page by page
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Reads(Service):
         return topic, diff, read(topic, diff, context.store)
 
     def _diff_ahead(self, request: InboundMessage[DiffAheadParams, DiffAheadResult]) -> None:
-        """Reply with pages that are not requested yet, excluding the end of each response body.
+        """Reply with pages that have not been requested, without the end of each response body.
 
         The reply contains only pages that an append does not change (`depends_only_on_version`).
         """

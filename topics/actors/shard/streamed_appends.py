@@ -124,7 +124,7 @@ class StreamedAppends(Service):
             if known is not None:
                 assert isinstance(known, DedupeEntry), "no other write to this topic is in progress"
                 return known
-        # Release what `make_topic` has reserved of the byte quota, also if the append fails.
+        # Release the byte quota that `make_topic` has reserved, even if the append fails.
         try:
             outcome = await self._store(topic, request, created)
             if isinstance(outcome, OSError) and await self._frees(outcome):

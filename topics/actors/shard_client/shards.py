@@ -211,7 +211,7 @@ class ShardLink:
         # unknown to the client.
         if self.waits_for_disk:
             session.fail_calls(lambda pending: pending.call.is_write)
-        # No heartbeat for `STALLED_S`: the loop of the shard is blocked.
+        # If there was no heartbeat for `STALLED_S`, the loop of the shard is blocked.
         stalled = self._liveness.observe(self.cells.heartbeat_ms, now) >= STALLED_S
         if stalled and not self.is_stalled:
             log.warning("shard stalled", shard=self.number)

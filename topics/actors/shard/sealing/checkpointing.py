@@ -2,7 +2,7 @@
 
 ``formats/disk/checkpoint.py`` has the byte layout.
 
-    topics, some at a time, written to a temporary file chunk by chunk -> log synced up to an LSN
+    topics, a few at a time, written to a temporary file in chunks -> log synced up to an LSN
         -> delete flags up to there synced -> header written, file synced and renamed
 
 A checkpoint is fuzzy: appends continue while it is written. Each topic is stored in its committed
