@@ -209,7 +209,7 @@ class ArenaWriter:
         return self._move(block, old[:keep])
 
     def _move(self, block: ArenaBlock, old: memoryview) -> Iterator[None]:
-        # The block has grown in place, so no bytes need to be copied.
+        # If the block has grown in place, no bytes need to be copied.
         if block.moving_from is None:
             return
         for start in range(0, len(old), SLICE_BYTES):

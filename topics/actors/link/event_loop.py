@@ -190,7 +190,8 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         try:
             for fd, which in events:
                 function = ready.get(fd)
-                # None for trio's epoll, or for a descriptor that was removed during this pass.
+                # Trio's epoll has no function, and neither has a descriptor that was removed during
+                # this pass.
                 if function is not None:
                     function(which)
         except Exception as error:

@@ -304,8 +304,8 @@ class Link:
                 unsent.popleft()
             elif written:
                 unsent[0] = chunk[written:]
-            # Nothing was written. `is_full` marks this end as sleeping before it checks again, so
-            # the peer wakes it when space appears.
+            # If no bytes were written, `is_full` marks this end as sleeping before it checks again,
+            # so the peer wakes this end when space appears.
             elif self.producer.is_full():
                 return
 
@@ -325,8 +325,8 @@ class Link:
             return
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self.reader.release(message.attachment)
-        # The peer may reuse the block when it gets this message. In a new session there is nothing
-        # to report.
+        # The peer may reuse the block when it gets this message. No message is needed if the
+        # session of the block has ended.
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
             if self._timer is not None:
@@ -351,7 +351,7 @@ class Link:
         def ready(_events: int) -> None:
             os.eventfd_read(self._bell)
             self._is_asleep = False
-            # The producer side is still marked as sleeping, but this end is awake now.
+            # This end is awake now, so it must not remain marked as waiting for space.
             if writing.number & 1:
                 writing.end_sleep()
             self.run_once(on_open, on_messages, on_close)
@@ -394,8 +394,7 @@ class Link:
         # Read only while the own backlog is short, so that replies do not pile up.
         if self._unsent_bytes <= self._backlog_max and (data := self._consumer.read()):
             messages = self._assembler.feed(data)
-            # No correct process writes such bytes. The memory cannot be trusted, and the process
-            # must end.
+            # If the bytes are not messages, the memory cannot be trusted, and the process must end.
             if self._assembler.damaged:
                 raise RingDamaged(f"the ring contains bytes that are not a message ({self})")
             # Most batches have no arena messages, and need no copy of the list.

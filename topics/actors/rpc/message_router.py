@@ -201,8 +201,8 @@ class MessageRouter(RouteTable):
         # with an error immediately.
         if inbound.is_open and inbound.is_timed:
             self._start_timeout(inbound, routes)
-        # All handlers of an event or a custom message have run, so the memory of the message is
-        # released. A request keeps it until it gets its reply.
+        # If all handlers of an event or a custom message have run, release the memory of the
+        # message. A request keeps its memory until it gets its reply.
         elif waiting is None and kind != "rpc":
             session.release(message)
         return None if waiting is None else self._run_remaining(inbound, waiting, remaining)

@@ -254,7 +254,7 @@ class LinkSession:
                 pending.is_done = True
                 pending.then(reply)
                 return
-            # The call was abandoned.
+            # The call was abandoned, and its effects may have to be undone.
             if pending.on_late is not None:
                 pending.on_late(reply)
         self.release(message)

@@ -184,7 +184,7 @@ class Appends(Service):
     def _decide(self, batch: AppendBatch, index: int, body: AppendBody) -> None:
         outcome = self._append_now(batch, body)
         if isinstance(outcome, Append):
-            # The request has created its topic, whose config determines the band.
+            # If the request has created its topic, the config of the topic determines the band.
             if outcome.created:
                 batch.band = outcome.topic.band(self._context.now.ms)
             self._submit(outcome, partial(batch.settle, index, outcome))

@@ -200,8 +200,8 @@ class Deletes(Service):
                     change, result = await self._delete_slice(left)
                 if not isinstance(result, OSError):
                     left, deleted, is_retry = change.rest, deleted + change.deleted, False
-                # The log had no space for the group, which may also have contained an append. Retry
-                # the delete in a group of its own, which may use the reserve of the log.
+                # If the log had no space for the group, which may also have contained an append,
+                # retry the delete in a group of its own, which may use the reserve of the log.
                 elif isinstance(result, NoSpace) and not is_retry:
                     is_retry = True
                 else:

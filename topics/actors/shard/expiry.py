@@ -99,7 +99,7 @@ class Expiry(Service):
 
     def _plan(self, topic: Topic) -> None:
         due_ts = retention.next_expiry(topic, self._engine.store)
-        # No record will expire. Plan the topic again at its next commit.
+        # If no record will expire, plan the topic again at its next commit.
         if due_ts is None:
             if topic.committed.ttl_ms:
                 # A config change may have emptied the topic. Later records may be due before the
@@ -156,7 +156,7 @@ class Expiry(Service):
                 topic = next(
                     (it for it in self._commits.deleting_topics() if it.id == topic_id), None
                 )
-            # Records may remain that expire later.
+            # Plan the topic again, because records may remain that expire later.
             if topic is not None:
                 self._plan(topic)
         del self._due[-SWEEP_TOPICS:]

@@ -243,8 +243,8 @@ class Feeds(Service):
         Return their cost, and whether the feed has no more pages to send in this iteration.
         """
         cost = 0
-        # Stop at two pages, because the front buffers them. A slow front thus slows down its own
-        # feeds only.
+        # Stop at two pages, because the front buffers them. So a slow front delays only its own
+        # feeds.
         while feed.in_flight < PAGES_IN_FLIGHT_MAX:
             try:
                 page = self._next_page(feed)
@@ -267,7 +267,7 @@ class Feeds(Service):
             )
             if not self._send(feed, FEED_PAGE, params, records):
                 break
-            # The scan has reached its limit without filling the page. Continue after the other
+            # If the scan has reached its limit without filling the page, continue after the other
             # feeds.
             if page.unfinished:
                 return cost, False
@@ -282,7 +282,7 @@ class Feeds(Service):
         # A strong feed sees only synced records, because records that a reader has received must
         # survive a crash.
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
-        # A strong feed must wait for a sync of the remaining records.
+        # If committed records are not synced, a strong feed waits for the next sync.
         if head_seq < topic.head_seq:
             self._unsynced[feed] = None
             self._commits.on_progress = self._progressed

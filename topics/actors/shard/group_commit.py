@@ -313,7 +313,7 @@ class GroupCommit:
             self._settle_up_to(self._until_written, progress.written, progress)
             self._settle_up_to(self._until_synced, progress.synced, progress)
         self._notify_progress()
-        # Outside of an iteration nothing else flushes the floor changes.
+        # Outside of an iteration, no other code flushes the floor changes.
         if self._has_floors:
             self._has_floors = False
             self.flush()
@@ -421,7 +421,7 @@ class GroupCommit:
 
     async def wait_idle(self, topic: Topic) -> None:
         """Wait until no change of the topic is pending."""
-        # A loop, because another task may have submitted a change after the event was set.
+        # Check again after each event, because another task may have submitted a change.
         while topic.pending:
             await self._idle.setdefault(topic.id, trio.Event()).wait()
 

@@ -155,7 +155,7 @@ class StreamedAppends(Service):
         self, name: str, request: AppendBody, prefixes: list[str] | None
     ) -> tuple[Topic, bool] | OSError:
         """Return the topic, with no change pending, and whether this append created it."""
-        # A loop, because the topic that was found may no longer exist after the wait.
+        # Repeat the look-up, because the topic that was found may no longer exist after the wait.
         while (topic := self._engine.topics.get(name)) is not None:
             await self._commits.wait_idle(topic)
             if not topic.deleted:  # otherwise its creation failed during the wait

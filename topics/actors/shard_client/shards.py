@@ -207,8 +207,8 @@ class ShardLink:
         if session is None:
             return
         self.waits_for_disk = self.is_waiting_for_disk()
-        # Writes wait for the disk and may hang for long. They fail now, and their outcome is
-        # unknown to the client.
+        # If the shard waits for its disk, writes may hang for a long time. They fail now, and their
+        # outcome is unknown to the client.
         if self.waits_for_disk:
             session.fail_calls(lambda pending: pending.call.is_write)
         # If there was no heartbeat for `STALLED_S`, the loop of the shard is blocked.
@@ -363,7 +363,7 @@ class Shards:
         """
         link = self._links[shard]
         session = link.answering
-        # The disk may respond again since the last check, so its state is read again before a write
+        # The disk may have resumed since the last check, so its state is read again before a write
         # is refused.
         if session is None or (
             link.waits_for_disk and call.is_write and link.is_waiting_for_disk()

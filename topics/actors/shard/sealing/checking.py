@@ -162,7 +162,7 @@ class SealingCheck:
 
     def _check_forward(self, header: FrameHeader) -> None:
         _, held = forward_at(self._file, header.lsn)
-        # No copy of this frame is read from a damaged blob.
+        # Do nothing if no copy of this frame is read from a damaged blob.
         if self._bad_blobs.isdisjoint(run.lsn for run in held.runs):
             return
         for row in held.rows:

@@ -234,7 +234,7 @@ class Rewriting:
     ) -> None:
         """Set the delete flags of records that were deleted after the segment was written."""
         now = current_flags(self._store, topic, extent.first_seq, extent.record_count)
-        # Flags are only ever set, so equal counts mean equal flags.
+        # Flags are never cleared, so equal counts mean equal flags.
         if now.count(1) != (0 if written is None else written.count(1)):
             late = chain.from_iterable(starmap(range, _late_runs(now, written or b"")))
             self._segments.flag_deleted(extent.locator, late, self._store.committed_to)

@@ -162,7 +162,7 @@ class Sealing(Service):
 
         Return False if a retry would find no more space, for example because there is no backup.
         """
-        # Nothing was kept, or the log is broken: another attempt would find no additional space.
+        # If no files were kept or the log is broken, a retry would find no additional space.
         if self.wal.failed is not None or not (self._break_pin() or self._freed is not None):
             return False
         assert self._freed is not None, "the pin was broken"
