@@ -204,7 +204,7 @@ def refused(code: int, message: str) -> list[dict[str, Any]]:
 
 
 RESERVED = refused(1003, "reserved subject prefix")
-NOT_ALLOWED = refused(1002, "subject is under no allowed prefix")
+NOT_ALLOWED = refused(1002, "subject has no allowed prefix")
 AS_CUSTOM = SubjectPolicy(classify=lambda _subject: "custom")
 POLICIES: list[tuple[str, SubjectPolicy, str, list[dict[str, Any]]]] = [
     ("stream is reserved", SubjectPolicy(), "stream/x", RESERVED),

@@ -166,7 +166,7 @@ def test_a_cancellation_stays_behind_its_request(harness: InboxHarness) -> None:
     [of_another] = harness.put_event(CALL_CANCELLED, claim, other)
     taken = harness.drain()
     assert taken.index(of_another) < taken.index(claim) < taken.index(cancelled)
-    assert not harness.box._acks_by_call, "nothing is kept of what was taken"
+    assert not harness.box._topics_by_call, "nothing is kept of what was taken"
 
 
 def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(

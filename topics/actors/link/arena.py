@@ -16,15 +16,16 @@ There are two halves of ``half_bytes``; session n uses half n % 2:
 Two halves are needed because, when one side dies, the other side may still use blocks of the ended
 session: it may be sending a block to a slow client, or receiving an upload into a block. The next
 session must not write to these blocks, and must not wait for their release either. Only the session
-after the next one waits for it. So the user of a block must send or free it, even after the end of
-the session.
+after the next session waits for their release. So a producer must send or free each block, and a
+consumer must release it, even after the session has ended.
 
 A block can grow while it is filled. It grows in place if the pages after it are free. Otherwise it
-moves, one slice at a time. So a body uses memory in proportion to the bytes that have arrived.
+moves, one slice at a time. So a body uses memory in proportion to the bytes that were received.
 
 The system allocates pages when they are first touched. After a large block is freed, each ``trim``
-returns some of its pages to the system. The row of the block stays allocated until all of its pages
-are returned. All pages are returned when the entire arena is free.
+returns some of its pages to the system. The other pages of the block stay allocated until they are
+returned or a new block needs them. When the entire arena is free, ``trim`` also returns the pages
+of small blocks, until at most `LARGE_PAGES` remain.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ SLICE_BYTES: Final = 1 << 20
 
 
 class ArenaMemory:
-    """The mapping, created before the fork. An arena with ``half_bytes`` 0 has no space."""
+    """The shared mapping, created before the fork. An arena with ``half_bytes`` 0 has no space."""
 
     def __init__(self, half_bytes: int) -> None:
         self.half_bytes = pages_of(half_bytes) * PAGE_BYTES
@@ -81,7 +82,7 @@ class BlockFiller(Protocol):
     """The code that fills a block. It can be aborted, so that other requests get the space."""
 
     def turnover_s(self, now: float) -> float:
-        """Return the seconds in which the held bytes would be received at the recent rate."""
+        """Return how many seconds it takes to receive the held bytes at the recent rate."""
 
     def abort(self, failure: Exception) -> None:
         """Free the block soon, and fail with ``failure``."""
@@ -119,7 +120,7 @@ class ArenaBlock:
     def grow(self, length: int, keep: int) -> Iterator[None] | None:
         """Make the block longer, and keep its first ``keep`` bytes.
 
-        Return an iterator, or None if there is no space.
+        Return an iterator, or None if there is no space or the block's session has ended.
 
         Each step of the iterator copies a slice, and other tasks may run between steps. The block
         has grown when the iterator is exhausted. Until then the only permitted operation is `free`.
@@ -208,12 +209,12 @@ class ArenaWriter:
         return self._move(block, old[:keep])
 
     def _move(self, block: ArenaBlock, old: memoryview) -> Iterator[None]:
-        # Grown in place: no bytes need to be copied.
+        # If the block has grown in place, no bytes need to be copied.
         if block.moving_from is None:
             return
         for start in range(0, len(old), SLICE_BYTES):
-            piece = old[start : start + SLICE_BYTES]
-            block.view[start : start + len(piece)] = piece
+            chunk = old[start : start + SLICE_BYTES]
+            block.view[start : start + len(chunk)] = chunk
             yield
         self._free_old_row(block)
 
@@ -243,7 +244,7 @@ class ArenaWriter:
             self._free(block.offset)
 
     def mark_sent(self, block: ArenaBlock) -> None:
-        """Mark the block as sent. From now on only a RELEASE message from the consumer frees it.
+        """Mark the block as sent. Afterwards only a RELEASE message from the consumer frees it.
 
         Raises ValueError for a block that was sent or freed before, or belongs to another arena.
         """
@@ -276,8 +277,8 @@ class ArenaWriter:
         is free.
         """
         allocator = self._allocator
-        # Return the pages of freed large blocks first. If the arena is empty, return all pages that
-        # blocks have touched.
+        # Return the pages of freed large blocks first. If the arena is empty, return the pages that
+        # blocks have touched, from the last page on.
         if self._returning:
             row = self._returning[-1]
             left = max(allocator.pages(row) - TRIM_PAGES, 0)
@@ -319,8 +320,8 @@ _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
 class ArenaReader:
     """The consumer's end: the blocks that were received and are not released yet.
 
-    Code that may hold a block for a long time registers a callback with `on_reclaim`. It is called
-    when a new session waits for the half that contains the block.
+    Code that may hold a block for a long time registers a callback with `on_reclaim`. The callback
+    is called when a new session waits for the half that contains the block.
     """
 
     __slots__ = ("_held", "_memory", "_on_reclaim", "_view", "session")
@@ -393,15 +394,15 @@ class ArenaReader:
 
     def _release_half(self, session: int) -> None:
         # The session that used this half has ended, and the next session that will use it has not
-        # started. So no process writes to the half now.
+        # started. So no process needs the content of the half now.
         self._memory.release_pages(self._memory.base(session), self._memory.half_bytes)
 
 
 class PageAllocator:
     """First-fit allocator for ``count`` pages, with a sorted list of non-adjacent holes.
 
-    It counts pages from 0 and does not touch memory. A row of pages is identified by its first
-    page.
+    It counts pages from 0 and does not touch memory. An allocation is a row of contiguous pages,
+    identified by its first page.
     """
 
     __slots__ = ("_holes", "_rows", "count", "high_water", "used")
@@ -442,7 +443,7 @@ class PageAllocator:
     def extend(self, start: int, pages: int) -> bool:
         """Extend the row at ``start`` to ``pages`` pages. Return False if they are not free."""
         before = self._rows[start]
-        # Find the hole that begins directly after the row, if any.
+        # Find the hole that begins directly after the row.
         hole, length = self._holes[self._hole_around(start + before)] if self._holes else (-1, 0)
         if hole != start + before or before + length < pages:
             return False

@@ -20,7 +20,7 @@ another in this order. Each begins at a multiple of 64 bytes (a line):
                          7     delay_ms: how long a new message will wait [shard p]
                          8     start_failure: StartFailure of the last start [shard p]
                          16    counters, 2048 cells, see `topics.actors.link.counters` [p]
-                         2064  counts of limits, 8 cells, see `topics.actors.link.ledger` [shard p]
+                         2064  usage of limits, 8 cells, see `topics.actors.link.ledger` [shard p]
     heads of shard i     two cells for each slot, see `topics.actors.link.heads` [shard i]
     (16 lines each)
 

@@ -85,7 +85,7 @@ _STREAMS: Final = [("watch",), ("work",), ("websocket",)]
 # fmt: off
 _OF_ALL = (
     Metric("topics_loop_lag_us", HISTOGRAM,
-           "Delay of the event loop, measured by its heartbeat timer.",
+           "Delay of the event loop, measured twice a second.",
            EACH, bounds=LAG_BOUNDS_US),
     Metric("topics_link_late_bells_total", COUNTER,
            "Wake-ups between processes that were lost. Should be 0."),
@@ -93,7 +93,7 @@ _OF_ALL = (
     Metric("topics_link_unread_bytes", GAUGE,
            "Bytes in rings that the receiving process has not read."),
     Metric("topics_link_stalls_total", COUNTER,
-           "Messages that had to wait because a ring was full."),
+           "Number of times that messages began to wait because a ring was full."),
     Metric("topics_process_resident_bytes", GAUGE,
            "Resident memory, including mapped files and shared memory.", EACH),
     Metric("topics_process_own_bytes", GAUGE,
@@ -127,7 +127,7 @@ _OF_THE_FRONT = (
     Metric("topics_held_answer_bytes", GAUGE,
            "Bytes of responses and streams buffered for slow clients."),
     Metric("topics_held_request_bytes", GAUGE,
-           "Bytes of requests that are incomplete or wait for an earlier one."),
+           "Bytes of requests that are incomplete or wait for an earlier request."),
     Metric("topics_backups_total", COUNTER,
            "Backups by outcome, counted once the transfer has started.", SUM, ("end",), _ENDS),
     Metric("topics_backup_finished_ms", GAUGE,
@@ -161,7 +161,7 @@ _OF_SHARDS = (
     Metric("topics_queue_topics", GAUGE, "Topics of type queue."),
     Metric("topics_routers", GAUGE, "Routers."),
     Metric("topics_records_live", GAUGE,
-           "Readable records, and expired records of unused topics."),
+           "Readable records, and expired records that have not been removed."),
     Metric("topics_bytes_live", GAUGE,
            "Bytes of the records in topics_records_live, as counted by quotas."),
     Metric("topics_idempotency_keys", GAUGE, "Idempotency keys in memory."),
@@ -222,8 +222,7 @@ class CounterCells:
     def store(self, values: Values) -> None:
         """Store the values of the process. A sequence has one value for each cell of its metric.
 
-        A negative value is stored as 0. A value is negative if it is the difference between the
-        values of two processes, and one of them changed while they were read.
+        A negative value is stored as 0, because the cells are unsigned.
         """
         cells = self._cells
         for name, value in values.items():

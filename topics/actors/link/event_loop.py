@@ -1,20 +1,19 @@
 """Event loop: calls plain functions for ready descriptors, before trio runs its tasks.
 
-    trio has no task to run --> one epoll with the watched descriptors and the epoll of trio
-        watched ones are ready --> their functions; then trio, with its descriptors and timers
-        only trio's, or a deadline --> trio
+    trio has no task to run --> wait in one epoll for the watched descriptors and for trio's epoll
+        watched descriptors are ready --> call their functions, then return to trio
+        otherwise --> return to trio, which handles its own descriptors and timers
 
 Each time a task waits for a descriptor, it costs an `epoll_ctl` call and several scheduler steps.
-A watched descriptor stays in the epoll, level-triggered. With it, a message between two processes
-takes 3.7 us of CPU instead of 8.5 us, and arrives in half of the time. Trio queries the clock of
-its run for the time that it may sleep, so the loop is implemented as that clock. While trio has
-tasks to run, it does not query the clock, and each pass polls in `before_io_wait`. Under any other
-clock, as in tests, a system task waits for the epoll.
+A watched descriptor stays in the epoll, level-triggered. With a watched descriptor, a message
+between two processes takes 3.7 us of CPU instead of 8.5 us, and half of the latency. Trio queries
+the clock of its run for the time that it may sleep, so the loop is implemented as that clock. While
+trio has tasks to run, it does not query the clock, and each pass polls in `before_io_wait`. Under
+any other clock, as in tests, a system task waits for the epoll.
 
 An exception in a function is raised in the task that waits in `serve` for the descriptor. If no
-task does, the exception ends the process. Code that runs under this clock must not wait for trio to
-be idle
-(`trio.testing.wait_all_tasks_blocked`).
+task waits for the descriptor, the exception ends the process. Code that runs under this clock must
+not wait for trio to be idle (`trio.testing.wait_all_tasks_blocked`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import trio
 from trio._core import _run as trio_run  # for the descriptor of its epoll, which has no public API
 
 Args = TypeVarTuple("Args")
-Ready = Callable[[int], object]  # the argument is the epoll events
+Ready = Callable[[int], object]  # the argument is the epoll event mask
 
 READY_MAX: Final = 4096  # maximum number of ready descriptors that one pass handles
 SLEEP_MAX_S: Final = 86_400.0
@@ -84,7 +83,7 @@ class LoopIteration(Protocol):
         """End the pass. Afterwards ``is_open`` is False."""
 
     def flush(self) -> None:
-        """Send what trio's tasks have queued. Called when none of them can continue to run."""
+        """Send the messages that trio's tasks have queued. Called when all tasks are blocked."""
 
 
 class EventLoop(trio.abc.Clock, trio.abc.Instrument):
@@ -109,7 +108,10 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
 
     @classmethod
     def of_this_run(cls) -> EventLoop:
-        """Return the loop of the running trio. If trio has another clock, run a loop in a task."""
+        """Return the loop of the current trio run.
+
+        If the run has another clock, start a loop in a system task.
+        """
         clock = trio.lowlevel.current_clock()
         if isinstance(clock, cls):
             return clock
@@ -188,7 +190,8 @@ class EventLoop(trio.abc.Clock, trio.abc.Instrument):
         try:
             for fd, which in events:
                 function = ready.get(fd)
-                # None for trio's epoll, or for a descriptor that was removed during this pass.
+                # Trio's epoll has no function, and neither has a descriptor that was removed during
+                # this pass.
                 if function is not None:
                     function(which)
         except Exception as error:

@@ -22,8 +22,8 @@ class Fences:
     """The fences of a machine.
 
     ``with full: pass`` is a full fence: no load or store is reordered across it, in either
-    direction. ``order()`` is the same fence, or ``order`` is None on machines that never reorder a
-    store before an earlier store, nor a load or a store before an earlier load.
+    direction. ``order()`` is the same fence. ``order`` is None on machines such as x86-64, whose
+    only reordering is that of a load before an earlier store.
     """
 
     full: AbstractContextManager[Any]
@@ -33,7 +33,7 @@ class Fences:
 def load_fences(machine: str | None = None) -> Fences:
     """Return the fences of this machine.
 
-    Raises RuntimeError if the machine has no fences, because rings would lose data.
+    Raises RuntimeError if the machine has no fences.
 
     On x86-64, acquiring and releasing a lock takes 70 ns, and a call through ctypes takes 270 ns.
     Both are full fences there. On other machines a lock has only acquire and release semantics,

@@ -1,10 +1,11 @@
-"""Head slots: shared cells by which a front checks whether a page read ahead is still valid.
+"""Head slots: shared cells by which the front checks whether a page read ahead is still valid.
 
 A shard has `SLOTS` slots of two cells on the board. It assigns a slot to each topic that is read
 ahead. If no slot is free, it reassigns the slot that was assigned first. Only the shard writes to
 the slots:
 
-    version   grows with every change of the topic except appends, and when the slot is reassigned
+    version   grows with every change that can change a page of the topic, except appends, and when
+              the slot is reassigned
     head      head_seq of the topic
 
 If a page ends below the head, an append changes nothing in the response except its head. So a page
@@ -46,13 +47,13 @@ def depends_only_on_version(topic: Topic, page: Page) -> bool:
 
 
 class HeadSlotReader:
-    """A front's view of a shard's slots."""
+    """The front's view of a shard's slots."""
 
     def __init__(self, cells: memoryview) -> None:
         self._cells, self._order = cells, load_fences().order
 
     def head(self, mark: HeadMark) -> int | None:
-        """Return the topic's head, or None if the version has changed and the page is void."""
+        """Return the topic's head, or None if the version has changed and the page is outdated."""
         cells, at = self._cells, mark.slot * SLOT_CELLS
         # Check the version before and after reading the head, so that the head belongs to it.
         if cells[at] != mark.version:

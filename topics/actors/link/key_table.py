@@ -1,7 +1,7 @@
 """Key table: the valid API keys, in memory that the supervisor and the front share.
 
     offset   size  field
-    0        8     generation  of the valid keys; 0: none were published yet
+    0        8     generation  of the valid keys; 0: no keys have been published
     8        8                 not used
     16       n     half 0      the keys of even generations
     16 + n   n     half 1      the keys of odd generations

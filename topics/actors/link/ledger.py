@@ -1,16 +1,16 @@
-"""Limits ledger: each shard's usage of the caps that all shards share, topics and bytes (§11).
+"""Limits ledger: counts of topics and bytes, for the caps that all shards share (§11).
 
 A shard stores its counts in its own cells on the board, and sums the cells of all shards. It
 increments its count first and sums afterwards, with a full fence in between. If the sum exceeds the
 cap, it reverts its count. So if two shards race for the last unit, at least one sees the increment
-of the other, and the granted sum never exceeds a cap. A shard that reverted its count retries. The
-last shard that reverted finds the unit free, so a race never leaves it unused.
+of the other, and the granted sum never exceeds a cap. A shard that reverted its count retries, at
+most ATTEMPTS times. The last shard that reverts its count finds the unit free when it retries.
 
 The cells of a dead shard keep its usage, because its topics are on the disk. After a restart the
-shard stores the usage that it finds. The usage of a shard is unknown until it has stored it for the
-first time since the server started (REPORTED is 1 from then on). A cap cannot be checked before
-that. A shard that is DAMAGED counts with the usage it reported last, or 0. A ledger must never
-write to the cells of another shard.
+shard stores the usage that it finds. When a shard reports its usage for the first time since the
+server started, it sets REPORTED to 1. Until then its usage is unknown, and no cap can be checked. A
+shard that is DAMAGED counts with the usage it reported last, or 0. A ledger must never write to the
+cells of another shard.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ assert max(Limit) < REPORTED
 
 
 class LedgerCount:
-    """One count of this shard, and the same counts of all shards."""
+    """The count of one limit in this shard, and the counts of the same limit in all shards."""
 
     __slots__ = ("_fence", "_index", "_own", "_rows")
 
@@ -79,7 +79,7 @@ class LedgerCount:
         own[index] -= amount
 
     def total(self) -> int:
-        """Return the sum of all shards."""
+        """Return the sum of the counts of all shards."""
         index = self._index
         return sum([row[index] for row in self._rows])
 

@@ -13,7 +13,7 @@ equal the number on the board. So no byte of an old session is ever read, regard
 which the two ends detect the change.
 
 Only the second end (the shard, in a link between the front and a shard) stops reading while its own
-messages do not fit in the ring. If both ends did that, they could deadlock.
+unsent messages exceed the size of the ring. If both ends did that, they could deadlock.
 
     send ──▶ queue ──flush──▶ ring           one copy, one store, at most one wake-up
                        └────▶ unsent ──▶ ring    messages that did not fit, as space appears
@@ -56,21 +56,18 @@ from topics.formats.wire.message import (
 
 OnMessages: TypeAlias = Callable[[list[Message]], None]
 
-# In bytes. A longer queue is written buffer by buffer, to avoid an additional copy.
+# A queue with more bytes is written buffer by buffer, to avoid an additional copy.
 JOIN_BYTES: Final = 1 << 20
 DEFERRED_MAX: Final = 64  # maximum number of quiet messages that wait for a flush
-EARLY_FLUSH_BUFFERS: Final = (
-    16  # number of queued buffers that causes an early flush, so that the peer can begin
-)
-
-
+# Number of queued buffers that causes an early flush, so that the peer can begin to process them.
+EARLY_FLUSH_BUFFERS: Final = 16
 RELEASE_DELAY_S: Final = 0.050  # seconds that a release waits for another flush
 
 
 class LinkTimer:
     """One timer for all links of a trio run.
 
-    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The timer verifies that:
+    The fences of `topics.actors.link.ring` make lost wake-ups impossible. The timer verifies this:
     with each tick it checks every link. If a wake-up was lost, the timer repeats it, and the link
     counts it (`late_bells`).
     """
@@ -81,20 +78,19 @@ class LinkTimer:
 
     @classmethod
     def of_this_run(cls) -> LinkTimer:
-        """Return the timer of the running trio loop. The first call starts it."""
+        """Return the timer of the current trio run. The first call starts it."""
         try:
             return _TIMER.get()
         except LookupError:
-            guard = cls()
-            _TIMER.set(guard)
-            trio.lowlevel.spawn_system_task(guard.run)
-            return guard
+            timer = cls()
+            _TIMER.set(timer)
+            trio.lowlevel.spawn_system_task(timer.run)
+            return timer
 
     def schedule_check(self) -> None:
-        """Check the links within `RELEASE_DELAY_S`, because a release was queued or pages are
-        unused.
+        """Check the links within `RELEASE_DELAY_S`, to flush queued releases and trim arenas.
 
-        The release may have been queued outside of an iteration of the loop.
+        A release that is queued outside of a loop iteration would otherwise wait for the next tick.
         """
         if not self._is_check_due:
             self._is_check_due = True
@@ -122,7 +118,7 @@ class LinkTimer:
                 await trio.lowlevel.checkpoint()
 
 
-_TIMER: trio.lowlevel.RunVar[LinkTimer] = trio.lowlevel.RunVar("topics link guard")
+_TIMER: trio.lowlevel.RunVar[LinkTimer] = trio.lowlevel.RunVar("topics link timer")
 
 
 class Link:
@@ -142,26 +138,24 @@ class Link:
         self.writer = ArenaWriter(memory.arenas[end])
         self._assembler = Assembler()
         self._inline_bytes, self._half_ring = sizes.inline_bytes, sizes.ring_bytes // 2
-        # With a longer backlog, this end stops reading.
-        # Only the second end stops reading. If both did, each could wait for the other (module
-        # docstring).
+        # With a longer backlog, this end stops reading. Only the second end has this limit. If both
+        # ends had it, each could wait for the other (module docstring).
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
         self._timer: LinkTimer | None = None  # set while `run` runs
-        # The number in the fields that this end has written. Data is accepted only while the
-        # board and the four fields of the rings agree (`_peer_agrees`).
-        self._session = 0  # the announced session; 0: none yet
+        # The session that this end has announced in its session fields; 0: no session yet. Data is
+        # accepted only while the board and the four fields of the rings agree (`_peer_agrees`).
+        self._session = 0
         # True from ``on_open`` to ``on_close``. Written by `_enter` only.
         self._open = False
         self.message_id = 0  # id of the last queued message
         self.queue: list[bytes] = []  # buffers of messages since the last flush
         self._queued_bytes = 0
-        # Quiet messages alone do not set it, so they wait for another message.
         self.is_due = False
-        """Whether the queue contains a message that is not quiet."""
+        """Whether the queue contains a message that is not quiet, so that `flush` must send it."""
         self._deferred_count = 0  # quiet messages in the queue
-        # In the order of sending. While this is not empty, new messages are appended to it and not
-        # written to the ring.
-        self._unsent: deque[memoryview] = deque()  # flushed data that did not fit in the ring
+        # Flushed data that did not fit in the ring, in the order of sending. While there is such
+        # data, newly flushed messages are appended to it and not written to the ring.
+        self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         # Used by `check`: an end that sleeps although it has work has missed a wake-up.
         self._is_asleep = False
@@ -234,7 +228,8 @@ class Link:
                 return bytes(view), 0
             block.view[:] = view
             attachment = block
-        # The block belongs to an earlier session. Its memory may be in use by the current one.
+        # A block of an ended session cannot be sent, because it is in the half that the current
+        # session does not use.
         if not self.connected or attachment.session != self._session:
             attachment.free()
             raise self._peer_closed_error()
@@ -250,7 +245,7 @@ class Link:
         assert self.is_due, "a waiting message is in the queue"
         if self._deferred_count < DEFERRED_MAX:
             self._deferred_count += 1
-            # Only quiet messages are in the queue, so nothing is due.
+            # If the queue contains only quiet messages, no flush is due.
             self.is_due = len(self.queue) > self._deferred_count
 
     def _peer_closed_error(self) -> PeerClosed:
@@ -302,16 +297,15 @@ class Link:
         """
         unsent, write = self._unsent, self.producer.write
         while unsent:
-            # Write at most half of the ring, and let the peer begin with it.
-            piece = unsent[0]
-            written = write(piece[: self._half_ring])
+            chunk = unsent[0]
+            written = write(chunk[: self._half_ring])
             self._unsent_bytes -= written
-            if written == len(piece):
+            if written == len(chunk):
                 unsent.popleft()
             elif written:
-                unsent[0] = piece[written:]
-            # Nothing was written. `is_full` marks this end as sleeping before it checks again, so
-            # the peer wakes it when space appears.
+                unsent[0] = chunk[written:]
+            # If no bytes were written, `is_full` marks this end as sleeping before it checks again,
+            # so the peer wakes this end when space appears.
             elif self.producer.is_full():
                 return
 
@@ -331,8 +325,8 @@ class Link:
             return
         assert isinstance(message.attachment, memoryview), "an arena attachment is a view"
         block = self.reader.release(message.attachment)
-        # The peer may reuse the block when it gets this message. In a new session there is nothing
-        # to report.
+        # The peer may reuse the block when it gets this message. No message is needed if the
+        # session of the block has ended.
         if block is not None and self.connected:
             self.send("", b"", ARENA_REF.pack(*block), flags=RELEASE)
             if self._timer is not None:
@@ -345,19 +339,19 @@ class Link:
     ) -> None:
         """Transfer messages until cancelled.
 
-        ``on_open`` is called when both ends are in the session. ``on_messages`` is called with all
-        messages that have arrived, once per pass. ``on_close`` is called when the session has
+        ``on_open`` is called when both ends are in the session. ``on_messages`` is called once per
+        pass, with all messages received in the pass. ``on_close`` is called when the session has
         ended, but not when `run` is cancelled. Messages that these functions send are flushed when
         they return. Raises RingDamaged if the peer wrote data that no correct process writes.
         """
-        loop, guard = EventLoop.of_this_run(), LinkTimer.of_this_run()
-        self._timer = guard
+        loop, timer = EventLoop.of_this_run(), LinkTimer.of_this_run()
+        self._timer = timer
         reading, writing, cells = self._consumer, self.producer.sleep_state, self._consumer.cells
 
         def ready(_events: int) -> None:
             os.eventfd_read(self._bell)
             self._is_asleep = False
-            # The producer side is still marked as sleeping, but this end is awake now.
+            # This end is awake now, so it must not remain marked as waiting for space.
             if writing.number & 1:
                 writing.end_sleep()
             self.run_once(on_open, on_messages, on_close)
@@ -375,12 +369,12 @@ class Link:
             if not self._is_asleep:
                 os.eventfd_write(self._bell, 1)  # call again after other tasks have run
 
-        guard.links.add(self)
+        timer.links.add(self)
         os.eventfd_write(self._bell, 1)  # for data that is already in the ring
         try:
             await loop.serve(self._bell, ready)
         finally:
-            guard.links.discard(self)
+            timer.links.discard(self)
             self._timer = None
             self._is_asleep = False
 
@@ -388,8 +382,8 @@ class Link:
         self, on_open: Callable[[], None], on_messages: OnMessages, on_close: Callable[[], None]
     ) -> None:
         """Do all work that is possible now, without blocking: one pass of ``run``."""
-        # If this end is not in the current session, try to enter it. If that fails, there is
-        # nothing to do yet.
+        # If this end is not in the current session, try to enter it. If that fails, no messages can
+        # be transferred.
         if not (self._open and self._cell[0] == self._session) and not self._enter(
             on_open, on_close
         ):
@@ -400,8 +394,7 @@ class Link:
         # Read only while the own backlog is short, so that replies do not pile up.
         if self._unsent_bytes <= self._backlog_max and (data := self._consumer.read()):
             messages = self._assembler.feed(data)
-            # No correct process writes such bytes. The memory cannot be trusted, and the process
-            # must end.
+            # If the bytes are not messages, the memory cannot be trusted, and the process must end.
             if self._assembler.damaged:
                 raise RingDamaged(f"the ring contains bytes that are not a message ({self})")
             # Most batches have no arena messages, and need no copy of the list.
@@ -412,7 +405,7 @@ class Link:
                     break
             if messages:
                 on_messages(messages)
-        # Replies of the handlers above are sent in this pass.
+        # Send the replies of the handlers in this pass.
         if self.is_due:
             self.flush()
 
@@ -439,25 +432,25 @@ class Link:
         """Leave an ended session, and enter the next one. Return whether both ends are in it."""
         if self._cell[0] != self._session:
             if self._open:
-                # Everything that was queued belongs to the old session. `on_close` notifies their
-                # receivers.
+                # The queued messages belong to the ended session, so they are discarded. `on_close`
+                # fails the calls that wait for a reply.
                 self._open = self.is_due = False
                 self.queue.clear()
                 self._unsent.clear()
                 self._queued_bytes = self._unsent_bytes = self._deferred_count = 0
                 on_close()
             self._adopt(int(self._cell[0]))
-        # The session opens when the peer has announced it, too.
+        # The session opens when the peer has also announced it.
         if self._peer_agrees():
             self._open = True
             on_open()
         return self._open
 
     def _adopt(self, session: int) -> None:
-        """Enter ``session``, or retry in the next pass if blocks in its memory are in use.
+        """Announce ``session``, unless blocks in its memory are in use. The next pass then retries.
 
-        Request the holders of received blocks to release them. The code that fills blocks was
-        already notified by ``on_close``.
+        Request the holders of received blocks to release them. ``on_close`` has already notified
+        the code that fills blocks.
         """
         self.reader.reclaim(session)
         if self._is_half_used(session):

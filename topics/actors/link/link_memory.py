@@ -4,13 +4,13 @@ A link connects two processes, identified by their ids. The process with the low
 end (the front comes before shards). Each end writes one ring and one arena, and waits for one
 doorbell (eventfd):
 
-    what          of the first end       of the second end
-    rings[n]      first writes           second writes
-    arenas[n]     first writes           second writes
-    bells[n]      wakes the first        wakes the second
+    field         item 0                 item 1
+    rings         first end writes       second end writes
+    arenas        first end writes       second end writes
+    bells         wakes the first end    wakes the second end
 
 The memory is only address space until a page is touched, so an unused link uses only two file
-descriptors. A process closes the doorbells of links of which it is not an end.
+descriptors. A process closes the doorbells of the links that connect two other processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class LinkMemory:
     """The shared memory of one link."""
 
     def __init__(self, one: ProcessId, other: ProcessId, sizes: LinkSizes) -> None:
-        """Raises ValueError for an invalid ring_bytes, RuntimeError on a machine without fences."""
+        """Create the shared memory.
+
+        Raises ValueError for an invalid ring_bytes, RuntimeError on a machine without fences.
+        """
         load_fences()  # fail here, so that a server that cannot work does not start
         assert one != other, "a link has two ends"
         self.ends = (min(one, other), max(one, other))

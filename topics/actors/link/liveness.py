@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-# Heartbeats occur twice a second. A process that sends none for this time is considered stalled.
+# Heartbeats occur twice a second. A process without a heartbeat for this time has stalled.
 STALLED_S: Final = 3.0
 # Reasons in error responses to clients.
 STALLED, DISK_STALLED, DAMAGED = "stalled", "disk_stalled", "damaged"

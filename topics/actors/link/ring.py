@@ -8,8 +8,8 @@ writer. The data begins at offset 4096.
     0x080   TAIL              consumer  bytes read since the session began; only grows within it
     0x0C0   PRODUCER_SESSION  producer  the session that its fields belong to
     0x100   CONSUMER_SESSION  consumer  the session that its fields belong to
-    0x140   CONSUMER_SLEEP    consumer  sleep number: odd while it waits for data; grows by one with
-                                        every change
+    0x140   CONSUMER_SLEEP    consumer  sleep number: odd while it waits for data; grows with every
+                                        change of state
     0x180   PRODUCER_SLEEP    producer  sleep number: odd while it waits for space
     0x1000  data              producer  ``size`` bytes, a power of two; byte n of the stream is
                                         at n % size
@@ -131,7 +131,7 @@ class RingProducer:
         self._head = self._cells[HEAD] = 0
 
     def announce(self, session: int) -> None:
-        """Publish that the fields belong to ``session``. From now on the consumer uses them."""
+        """Publish that the fields belong to ``session``. Afterwards the consumer uses them."""
         if self._fences.order:
             self._fences.order()
         self._cells[PRODUCER_SESSION] = session
@@ -236,7 +236,7 @@ class RingConsumer:
         self.tail = self.cells[TAIL] = 0
 
     def announce(self, session: int) -> None:
-        """Publish that the fields belong to ``session``. From now on the producer uses them."""
+        """Publish that the fields belong to ``session``. Afterwards the producer uses them."""
         if self._fences.order:
             self._fences.order()
         self.cells[CONSUMER_SESSION] = session

@@ -15,12 +15,13 @@ TICK_INTERVAL_S: Final = 0.5
 
 
 def next_tick(now: float, seconds: float = 0.0) -> float:
-    """Return the time of the first tick after ``now``. ``seconds``: interval; 0 means
-    `TICK_INTERVAL_S`.
+    """Return the time of the first tick after ``now``.
+
+    ``seconds`` is the interval between two ticks; 0 means `TICK_INTERVAL_S`.
     """
     step_s = seconds or TICK_INTERVAL_S
     tick = (now // step_s + 1) * step_s
-    return tick if tick > now else tick + step_s  # the division was rounded down
+    return tick if tick > now else tick + step_s  # rounding may give a time that is not later
 
 
 async def wait_tick(seconds: float = 0.0) -> None:

@@ -4,9 +4,10 @@
             -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised,
                        1103 no reply in time
                        reply: completes its call
-               event   not a notification: logged, dropped; a handler that raises: logged, the
-                       next one runs
-               custom  the payload is opaque; a handler that raises: logged, the next one runs
+               event   not a notification: logged and dropped; a handler that raises: logged,
+                       and the next handler runs
+               custom  the payload is opaque; a handler that raises: logged, and the next
+                       handler runs
 
 The handlers of a message run sequentially, each after the previous one has finished. Exact matches
 precede prefixes, and longer prefixes precede shorter prefixes. Among equal matches, the session's
@@ -53,7 +54,7 @@ from topics.formats.wire.message import ERROR, Message, PeerClosed
 log = structlog.get_logger()
 
 REFUSALS: Final[dict[SubjectKind | None, str]] = {
-    None: "subject is under no allowed prefix",
+    None: "subject has no allowed prefix",
     "reserved": "reserved subject prefix",
 }
 EXPECTED_KIND: Final = {"rpc": "request", "event": "notification"}
@@ -94,18 +95,19 @@ class MessageRouterConfig:
 
 
 class MessageRouter(RouteTable):
-    """Global registrations, the link sessions, and the dispatch between them.
+    """Holds the global handlers and the link sessions, and dispatches messages to handlers.
 
-    The owner runs `expire_overdue` in a nursery, opens a session when a link opens, passes every
-    received message to `dispatch`, and closes the session when the link closes.
+    The owner opens a session when a link opens, passes every received message to `dispatch`, and
+    closes the session when the link closes. If it serves requests, it also runs `expire_overdue` in
+    a nursery.
     """
 
     def __init__(self, config: MessageRouterConfig | None = None) -> None:
         self._config = config or MessageRouterConfig()
-        # A dict is used as an ordered set, so that sessions expire in a deterministic order.
+        # A dict is used as an ordered set, so that requests expire in a deterministic order.
         self._sessions: dict[LinkSession, None] = {}
         self._timeout = self._config.rpc_timeout_ms / 1000
-        # Set when a request is open. `expire_overdue` waits for it while no request is open.
+        # `expire_overdue` waits for this event while no request is open. None at other times.
         self._idle: trio.Event | None = None
         super().__init__(self._drop_plans)
 
@@ -115,7 +117,7 @@ class MessageRouter(RouteTable):
         transport: Transport,
         failure_of: Callable[[RemoteError | PeerClosed], Exception] = _unmapped,
     ) -> LinkSession:
-        """Open a session, which the global handlers serve from now on.
+        """Open a session. The global handlers also handle its messages.
 
         ``failure_of`` maps an error of a call to the exception that its caller gets.
         """
@@ -195,12 +197,12 @@ class MessageRouter(RouteTable):
         # timeout.
         remaining = iter(routes)
         waiting = self._run_plain(inbound, remaining)
-        # The handlers have not replied. If there are none, this replies with an error
-        # immediately.
+        # If the handlers have not replied, start the timeout. If there is no handler, this replies
+        # with an error immediately.
         if inbound.is_open and inbound.is_timed:
             self._start_timeout(inbound, routes)
-        # All handlers of an event or a custom message have run, so the memory of the message is
-        # released. A request keeps it until it gets its reply.
+        # If all handlers of an event or a custom message have run, release the memory of the
+        # message. A request keeps its memory until it gets its reply.
         elif waiting is None and kind != "rpc":
             session.release(message)
         return None if waiting is None else self._run_remaining(inbound, waiting, remaining)

@@ -1,7 +1,8 @@
 """Replies: the JSON and error replies of a shard's handlers, and their conversion for the caller.
 
-An error that the API documents is sent with RPC code 2001, its own error code and its detail. Every
-other error is unexpected: it is sent with RPC code 2000, and logged by the shard.
+An error that the API documents is sent with RPC code 2001, its own error code and its detail.
+Damaged data is reported in the same way, as an internal error. Every other error is unexpected and
+is sent with RPC code 2000. The shard logs damaged data and unexpected errors.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def answer_error(request: InboundMessage[Any, Any], error: Exception) -> None:
 
 
 def total_ms(at: int) -> float:
-    """Return the ms since ``at``, when the front had received the request (monotonic ns)."""
+    """Return the ms since the front received the request. ``at``: that time, in monotonic ns."""
     return (time.monotonic_ns() - at) / 1e6
 
 

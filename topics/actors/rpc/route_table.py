@@ -122,7 +122,7 @@ class RouteTable:
         self._remove([route for route in self.matching(subject) if not route.is_prefix])
 
     def clear(self) -> None:
-        """Remove every handler of this scope."""
+        """Remove all handlers."""
         self._remove([*self._registrations])
 
     def matching(self, subject: str) -> list[Registration]:

@@ -37,7 +37,7 @@ from topics.formats.wire.message import ARENA, Message, PeerClosed
 
 log = structlog.get_logger()
 
-# A function that takes an ArenaBlock owns it from then on, even if it raises.
+# A function that is called with an ArenaBlock takes ownership of it, even if the function raises.
 Attachment: TypeAlias = Buffer | ArenaBlock
 
 
@@ -132,7 +132,7 @@ class PendingCall(msgspec.Struct, eq=False):
     is_done: bool = False
     # Set by the caller if the reply may take long by design, as for a long poll.
     is_long_poll: bool = False
-    # Called with the reply to an abandoned call. Set if that reply has effects to be undone.
+    # Called with the reply to an abandoned call. Set if the effects of the call must be undone.
     on_late: Callable[[Reply[Any]], None] | None = None
 
     def abandon(self) -> None:
@@ -254,7 +254,7 @@ class LinkSession:
                 pending.is_done = True
                 pending.then(reply)
                 return
-            # The call was abandoned.
+            # The call was abandoned, and its effects may have to be undone.
             if pending.on_late is not None:
                 pending.on_late(reply)
         self.release(message)
@@ -301,8 +301,8 @@ class LinkSession:
         """Close the session. Do nothing if it is already closed.
 
         Pending calls fail with PeerClosed. Then the listeners run in registration order. An
-        exception in a listener is logged. Finally, the session's handlers are removed.
-        Open requests no longer time out, and their replies are dropped.
+        exception in a listener is logged. Finally, the session's handlers are removed. Open
+        requests no longer time out, and their replies are dropped.
         """
         if self.closed:
             return
@@ -336,9 +336,8 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
     ``session``: the link session on which it was received. ``frame``: the message itself
     (`decisions/0003` §2), for diagnostics and tracing. ``envelope``: its decoded payload; None for
-    a custom message.
-    ``params``: the params of the envelope, as the NamedTuple type of the handler's registration.
-    ``parked_ms``: how long the message was queued.
+    a custom message. ``params``: the params of the envelope, as the NamedTuple type of the
+    handler's registration. ``parked_ms``: how long the message was queued.
 
     ``attachment`` may be in the peer's memory. It is valid until the reply. If the message gets no
     reply, it is valid until the last handler has returned. Copy data that is needed longer.
@@ -470,7 +469,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
             self.session.transport.send(self.subject, payload)
 
     def _note_late(self) -> None:
-        """Log a late reply, but not if the session has closed. Raise if this is a second reply."""
+        """Log a reply to a request that has timed out. Raise if the request already has a reply."""
         if self._is_answered:
             raise AlreadyAnsweredError(f"{self.subject} (cid {self.cid}) has already been answered")
         if not self.is_open:

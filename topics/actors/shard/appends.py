@@ -1,7 +1,7 @@
 """Appends: evaluates each request immediately, and replies when its records are durable (§2).
 
-Durable means what the topic's durability class promises. An append message contains n >= 1 requests
-to one topic. All their results are sent in one reply.
+The topic's durability class defines when records are durable. An append message contains n >= 1
+requests to one topic. All their results are sent in one reply.
 
 Adjacent requests are evaluated together if one append of all their records has the same outcome as
 separate appends. They produce one change, one frame and one commit, and each result contains the
@@ -15,7 +15,7 @@ reply waits until the complete frame is as durable as the class promises.
 A single request with a body above STREAMED_MIN_BYTES becomes a streamed append.
 
 If the log finds no space while a backup keeps files, the lost appends are evaluated once more after
-these files are deleted (``space_waits.py``). Appends that arrive in the meantime wait, too.
+these files are deleted (``space_waits.py``). Appends that arrive in the meantime also wait.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Appends(Service):
         context, params, space = self._context, request.params, self._space
         # Lost appends may be retried if a backup keeps files that can be deleted.
         may_wait = space.may_free_space
-        # A backup keeps files on a full disk: wait until they are deleted. Later appends must not
-        # overtake the ones that wait.
+        # If a backup keeps files on a full disk, wait until they are deleted. Later appends must
+        # not overtake waiting appends.
         if space.is_active or (may_wait and context.wal.lacks_space):
             space.defer(partial(handle_late, self._append, request))
             return
         context.check_writable(grows=True)
-        # Another change holds the topic: handle the request when the topic is released.
+        # If another change holds the topic, handle the request when the topic is released.
         held = context.held
         if held.waiting and held.defer_if_held(params.topic, self._append, request):
             return
@@ -75,7 +75,7 @@ class Appends(Service):
             self._streamed.begin(request)
             return
         topic = self._engine.topics.get(params.topic)
-        # The band is the topic's band before this append. A new topic has no reads yet.
+        # Use the band that the topic has before this append, or the band of new topics.
         batch = AppendBatch(request, NEW_BAND if topic is None else topic.band(context.now.ms))
         if may_wait:
             batch.enable_retry(self._defer_retry)
@@ -146,15 +146,15 @@ class Appends(Service):
                 batch.fail(index, error)
                 continue
             size += len(content)
-            # Close the group before a request that cannot join it: a request that has a key or a
-            # config, exceeds the size limit, or comes from another node.
+            # Close the group before a request that cannot join it: a request that has a key, a
+            # config or another ``node``, or that would exceed the size limit.
             is_alone = body.idempotency_key is not None or body.config is not None
             if group and (is_alone or size > JOINED_MAX_BYTES or body.node != group[0][1].node):
                 self._decide_group(batch, group)
                 group, size = [], len(content)
             group.append((index, body))
-            # The first request creates the topic, and its outcome determines whether the following
-            # ones find it.
+            # The first request creates the topic, and its outcome determines whether the topic
+            # exists for the following requests.
             if is_alone or not self._engine.topics.get(params.topic):
                 self._decide_group(batch, group)
                 group, size = [], 0
@@ -163,7 +163,8 @@ class Appends(Service):
     def _decide_group(self, batch: AppendBatch, group: list[tuple[int, AppendBody]]) -> None:
         """Evaluate adjacent requests together, or separately if the joint append is refused."""
         if len(group) > 1:
-            # One change for all. Each request gets its part of the seqs (`settle_joined`).
+            # All requests share one change. Each request gets its part of the seqs
+            # (`settle_joined`).
             bodies = [body for _, body in group]
             try:
                 change = self._append_now(batch, joined(bodies))
@@ -183,7 +184,7 @@ class Appends(Service):
     def _decide(self, batch: AppendBatch, index: int, body: AppendBody) -> None:
         outcome = self._append_now(batch, body)
         if isinstance(outcome, Append):
-            # The request has created its topic, whose config determines the band.
+            # If the request has created its topic, the config of the topic determines the band.
             if outcome.created:
                 batch.band = outcome.topic.band(self._context.now.ms)
             self._submit(outcome, partial(batch.settle, index, outcome))

@@ -93,8 +93,8 @@ class Backups(Service):
         self._context, self._shard, self._sealing = context, shard, sealing
         # At most one backup at a time, because a pin keeps files that nothing else needs.
         self._backup: _Backup | None = None
-        # A restarted process may have another log, for example after a restore, whose files have
-        # the same names (`backup_archive.identity_ranges`).
+        # Identifies this run of the process. A restarted process may have another log, for example
+        # after a restore, whose files have the same names (`backup_archive.identity_ranges`).
         self._run = secrets.randbits(62)
 
     def register(self, router: MessageRouter) -> None:
@@ -206,7 +206,7 @@ class Backups(Service):
         # A repeated hold replaces the earlier one, with a full new deadline.
         self._release(backup)
         request.disable_timeout()
-        # An earlier cut is void: moves may have run since.
+        # An earlier cut is void, because moves may have run since then.
         backup.holding, backup.cut = request, None
         hold_deadline = trio.current_time() + HOLD_MAX_S
         backup.hold_deadline = self._context.deadlines.call_at(
@@ -235,8 +235,8 @@ class Backups(Service):
         # of neither shard, or of both.
         if backup.hold_deadline is None or backup.holding is not None:
             raise _hold_expired()
-        # Keep the count of losses, too. If changes are undone before the sync, the LSN may refer to
-        # other frames.
+        # Also store the number of rollbacks. If changes are undone before the sync, the LSN may
+        # refer to other frames.
         backup.cut = self._context.wal.next_lsn, self._context.commits.rollback_count
         request.reply(BackupCut(backup.cut[0], self._run))
 

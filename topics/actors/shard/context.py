@@ -43,7 +43,7 @@ DRIFT_MAX_NS = 5 * NS_PER_MS
 
 
 class Clock:
-    """Reads both clocks, in milliseconds.
+    """Reads the wall clock and the monotonic clock, in milliseconds.
 
     The difference between the wall clock and the monotonic clock is a constant number of whole
     milliseconds until the wall clock is set. So a deadline is rendered identically each time.

@@ -62,7 +62,10 @@ class Deadlines:
         return self._heap[0][0] if self._heap else math.inf
 
     def call_at(self, at: float, call: Callable[[], object]) -> Deadline:
-        """Schedule ``call`` to be called once, at the time ``at`` or shortly after."""
+        """Schedule ``call`` to be called once, at the time ``at`` or shortly after.
+
+        If ``at`` is -infinity, `run` is woken and makes the call immediately.
+        """
         deadline = Deadline(self, at, call)
         self._serial += 1
         heapq.heappush(self._heap, (at, self._serial, deadline))
@@ -86,7 +89,7 @@ class Deadlines:
             self._cancelled = 0
 
     def run_due(self, now: float) -> None:
-        """Run the calls whose time has come.
+        """Run the calls that are due.
 
         Calls that are scheduled during this run wait for the next run, even if they are due.
         """

@@ -4,10 +4,11 @@ A delete may use the log's reserve if all frames of its group free space. A dele
 space because it shared a group with an append is retried once (`held_topics.py`).
 
 A delete of many records is processed in slices, and the reply is sent when the last slice is
-committed. At most one slice of all such deletes of the shard is in flight, and the shard serves
-other requests between slices, so no loop iteration is long. In the meantime the topic may lose
-records, grow, be configured or deleted. If an error or a kill interrupts the delete, only the
-oldest of the records are deleted, and the client gets no success reply.
+committed. Of all such deletes of the shard, at most one first slice and one later slice are in
+flight, and the shard serves other requests between slices, so no loop iteration is long. In the
+meantime, records may be appended to the topic or removed from it, and the topic may be configured
+or deleted. If an error or a kill interrupts the delete, only the oldest of the records are deleted,
+and the client gets no success reply.
 
 A topic that is the source or a dest of routers is deleted in two steps. It is held while the owner
 of the routers removes them, and then deleted. If the owner is unavailable, the topic is not
@@ -61,8 +62,8 @@ class Deletes(Service):
     def __init__(self, context: ShardContext, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._retries = retries
-        # Held while a slice is in flight, so that all large deletes of the shard share the loop
-        # fairly.
+        # Held while a later slice is in flight, so that all large deletes of the shard share the
+        # loop fairly.
         self._slices = trio.Lock()
         self._has_first_slice = False  # a large delete's first slice is in flight without the lock
 
@@ -85,7 +86,7 @@ class Deletes(Service):
         if self._context.held.defer_if_held(name, handler, request):
             return
         self._context.remove_expired(self._engine.topics.get(name))
-        # Routers refer to the topic, so the owner must remove them before the topic is deleted.
+        # If routers refer to the topic, their owner must remove them before the topic is deleted.
         if self._context.routers_of(name) and name in self._engine.topics:
             # Check the preconditions first, so that a refused delete removes no routers.
             delete_topic.check(self._engine.table, name, params.if_empty)
@@ -96,13 +97,12 @@ class Deletes(Service):
     def _remove_routers(self, request: DeleteCall, routers: Sequence[str]) -> None:
         """Remove the topic's routers, and then delete the topic."""
         name, context = request.params.topic, self._context
-        # The hold keeps other changes of the topic out while the owner works.
+        # The hold defers other changes of the topic until the owner has replied.
         context.held.hold(name)
-        # From now on routers may be removed, so the request must complete.
+        # The owner may remove routers, so the request must complete.
         request.disable_timeout()
 
-        # Handle the reply of the owner. In every case the hold ends, and the deferred calls run
-        # last.
+        # Handle the reply of the owner. Always release the topic, and run the deferred calls last.
         def then(answer: Reply[CascadeResult] | TopicsError) -> None:
             deferred = context.held.release(name)
             if isinstance(answer, TopicsError):
@@ -128,7 +128,7 @@ class Deletes(Service):
         change = delete_topic.decide(
             self._engine.table, params.topic, params.if_empty, self._context.now
         )
-        # The key may not see all routers, so the reply lists only the visible ones.
+        # The client's API key may not cover all routers, so the reply lists only covered names.
         visible = [name for name in routers if covered(name, params.prefixes)]
         body = answers.deleted(params.topic, existed=change is not None, routers=visible)
         if change is None:
@@ -148,25 +148,23 @@ class Deletes(Service):
         self._context.check_writable()
         if self._context.held.defer_if_held(params.topic, self._delete_records, request):
             return
-        asked = decode_delete(request.attachment)
+        body = decode_delete(request.attachment)
         topic = self._context.find_topic(params.topic)
-        # Hold the topic until no change of it is pending, because a replay could apply caps
-        # differently otherwise.
-        # The frame contains seqs, so pending changes that remove records must be committed first
-        # (`must_wait`).
-        if asked.match is not None and delete_records.must_wait(self._engine.table, topic.name):
+        # Hold the topic until no change of it is pending. Otherwise a replay could apply caps
+        # differently (`must_wait`).
+        if body.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.hold(topic.name)
             self._context.start(self._delete_when_idle, topic, request)
             return
         whole = delete_records.remaining_delete(
-            self._engine.table, topic.name, asked.before_seq, asked.match
+            self._engine.table, topic.name, body.before_seq, body.match
         )
         request.disable_timeout()
-        if self._has_first_slice:  # several first slices in one iteration would make it long
+        if self._has_first_slice:  # several first slices would make an iteration long
             self._context.start(self._delete_remaining, request, whole, 0)
             return
         change = delete_records.decide(self._engine.table, whole, self._context.now)
-        # The first slice is processed without a task, because most deletes have only one.
+        # The first slice is processed without a task, because most deletes have only one slice.
         self._has_first_slice = change.rest is not None
 
         def settle(result: LogProgress | OSError) -> None:
@@ -202,10 +200,10 @@ class Deletes(Service):
                     change, result = await self._delete_slice(left)
                 if not isinstance(result, OSError):
                     left, deleted, is_retry = change.rest, deleted + change.deleted, False
-                # The group failed, and it contained an append. Retry the delete in a group of its
-                # own, because such a group may use the reserve of the log.
+                # If the log had no space for the group, which may also have contained an append,
+                # retry the delete in a group of its own, which may use the reserve of the log.
                 elif isinstance(result, NoSpace) and not is_retry:
-                    is_retry = True  # the retry is in its own group
+                    is_retry = True
                 else:
                     raise unwritable(result)
         except Exception as error:
@@ -224,9 +222,8 @@ class Deletes(Service):
         """
         topic, held = rest.topic, self._context.held
         await held.wait_free(topic.name)
-        # The deletion of the topic is pending. Its outcome determines whether there are records to
-        # delete.
-        if topic.deleted:  # the deletion may be undone
+        # If the deletion of the topic is pending, wait for its outcome, because it may be undone.
+        if topic.deleted:
             await self._commits.wait_idle(topic)
         if topic.deleted:
             raise TopicNotFound(topic.name)

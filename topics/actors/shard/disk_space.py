@@ -15,7 +15,7 @@ second. If there is no progress for `DISK_STALLED_S`, the shard refuses writes u
 responds again. The loop itself may hang in a short write or sync. Then the log's hang watch
 publishes on the board how long the disk has not responded, so that the supervisor does not kill the
 shard because of its disk. It also continues the heartbeat for `DISK_STALLED_S`, because the disk
-may only be busy. After that the heartbeat stops, and the front fails reads, too, because the loop
+may only be busy. After that the heartbeat stops, and the front also fails reads, because the loop
 cannot serve them.
 """
 
@@ -60,7 +60,10 @@ class DiskSpace(Service):
         self.on_disk_full: Callable[[], None] = lambda: None  # called repeatedly while NO_ROOM
 
     def refusal(self, *, grows: bool) -> OSError | None:
-        """Return why a change must be refused, or None. ``grows``: the change frees no space."""
+        """Return the error with which the log would refuse a change, or None.
+
+        ``grows``: the change frees no space.
+        """
         if self.broken is not None:
             return self.broken
         return FULL if self.unwritten or (grows and self.wal.lacks_space) else None
@@ -91,7 +94,7 @@ class DiskSpace(Service):
         self._cells.state = state
 
     async def run(self) -> None:
-        """Check the disk space until cancelled, or until all writing has ended (``broken``)."""
+        """Check the disk space until cancelled, or until writes are impossible (``broken``)."""
         pause_s = RETRY_MIN_S
         while self.broken is None:
             await wait_tick(pause_s)

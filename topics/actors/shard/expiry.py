@@ -6,10 +6,9 @@ expires:
 
     commit --> planned, in the bucket of that time --its end--> swept --records remain--> planned
 
-A bucket is SWEEP_MS long. So an expired record may remain for SWEEP_MS, and for another SWEEP_MS
-while it shares an extent of a segment with later records. Its disk space is free two checkpoints
-later. If the disk is full or the cap on total bytes is almost reached, the current bucket is swept
-before its end (`expire_soon`).
+A bucket is SWEEP_MS long, so an expired record may remain for SWEEP_MS. Its disk space is freed two
+checkpoints later. If the disk is full or the cap on total bytes is almost reached, the current
+bucket is swept before its end (`expire_soon`).
 
 An iteration of the loop sweeps a bounded number of topics. Topics that are not due cost nothing:
 there is no scan, and a shard that has no expiring records does not wake up.
@@ -51,17 +50,17 @@ class Expiry(Service):
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
-        # Keyed by the number of the bucket. A topic may be in several buckets, and only the one in
-        # `_planned` counts.
+        # Keyed by the number of the bucket. A topic may be in several buckets, and only its bucket
+        # in `_planned` is valid.
         self._buckets: dict[int, array[int]] = {}  # ids of topics
         self._order: list[int] = []  # heap of the buckets
         # At most one valid bucket for each topic, so that a busy topic is not planned again with
         # each commit.
         self._planned: dict[int, int] = {}  # the valid bucket, by topic id
         self._due: list[int] = []  # ids of topics in opened buckets
-        # The next sweep. There is none while no topic has records that expire.
+        # The next sweep, or None if no topic has records that expire.
         self._next: Deadline | None = None
-        # Set by `expire_soon`. It makes one sweep open the current bucket, too.
+        # Set by `expire_soon`. The next sweep then also opens the current bucket.
         self._is_requested = False
         self._begins: Iterator[Topic] = iter(())
         context.disk_space.on_disk_full = self.expire_soon
@@ -82,7 +81,7 @@ class Expiry(Service):
         self._context.deadlines.call_at(-math.inf, self._begin)
 
     def _begin(self) -> None:
-        # In steps, so that many topics do not delay the first requests after startup.
+        # Plan the topics in steps, so that they do not delay the first requests after startup.
         some = [*islice(self._begins, BEGIN_TOPICS)]
         for topic in some:
             if topic.committed.ttl_ms and not topic.deleted:
@@ -100,7 +99,7 @@ class Expiry(Service):
 
     def _plan(self, topic: Topic) -> None:
         due_ts = retention.next_expiry(topic, self._engine.store)
-        # No record will expire. Plan the topic again at its next commit.
+        # If no record will expire, plan the topic again at its next commit.
         if due_ts is None:
             if topic.committed.ttl_ms:
                 # A config change may have emptied the topic. Later records may be due before the
@@ -124,12 +123,12 @@ class Expiry(Service):
         ids.append(topic.id)
 
     def _wake(self) -> None:
-        """Schedule a sweep at the end of the first bucket."""
+        """Schedule a sweep at the end of the earliest bucket."""
         if self._next is not None:
             self._next.cancel()
         if not self._order:
             return
-        # The bucket ends later than each of its records expires. One sweep removes all of them.
+        # At the end of the bucket all of its records have expired, so one sweep removes them.
         left_ms = (self._order[0] + 1) * SWEEP_MS - self._context.now.ts
         at = trio.current_time() + min(max(left_ms / 1000, 0.0), WAKE_MAX_S)
         self._next = self._context.deadlines.call_at(at, self.sweep)
@@ -138,7 +137,7 @@ class Expiry(Service):
 
     def sweep(self) -> None:
         """Remove expired records of the next topics. Call this only within an iteration."""
-        # If space is needed, ``opens`` is -1, so that the current bucket counts as ended, too.
+        # If space is needed, ``opens`` is -1, so that the current bucket also counts as ended.
         now, opens = self._context.now.ts, -1 if self._is_requested else 0
         self._is_requested = False
         # Open the buckets that have ended. If space is needed, also open the current bucket.
@@ -157,7 +156,7 @@ class Expiry(Service):
                 topic = next(
                     (it for it in self._commits.deleting_topics() if it.id == topic_id), None
                 )
-            # Records may remain that expire later.
+            # Plan the topic again, because records may remain that expire later.
             if topic is not None:
                 self._plan(topic)
         del self._due[-SWEEP_TOPICS:]

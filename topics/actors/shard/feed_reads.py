@@ -1,6 +1,6 @@
 """Feed reads: pages and heads for streams that catch up, with the same view options as feeds.
 
-    feed.read     one page from a cursor, for a stream that has not reached its feed
+    feed.read     one page from a cursor, for a stream that has not caught up with its feed
     topic.heads   head, floor and epoch of several topics
 
 A strong view contains only synced records; see `visible_head`.
@@ -75,8 +75,9 @@ def visible_head(topic: Topic, synced: int, *, strong: bool) -> int:
     This is the last committed seq, or with ``strong`` the last committed seq that is also synced.
     ``synced``: the LSN up to which the log is synced.
     """
-    # Only the class `disk` commits records before they are synced. A change of a topic's class is
-    # committed when it is synced.
+    # Only in class `disk` do committed records still wait for a sync: `fsync` commits after the
+    # sync, and `memory` and `ephemeral` guarantee no sync. A change of a topic's class is committed
+    # when it is synced.
     if not strong or topic.committed.durability != "disk":
         return topic.head_seq
     index = topic.index.find_locator(synced)
@@ -104,9 +105,9 @@ def _node_set(nodes: tuple[str, ...]) -> frozenset[str]:
     return frozenset(nodes)
 
 
-def joined(pieces: list[Buffer]) -> Buffer:
+def joined(chunks: list[Buffer]) -> Buffer:
     """Return the records of a page as one attachment."""
-    return pieces[0] if len(pieces) == 1 else b",".join(pieces)
+    return chunks[0] if len(chunks) == 1 else b",".join(chunks)
 
 
 def page_fields(page: Page) -> tuple[int, int, int, int, int, dict[str, Any] | None]:

@@ -65,7 +65,7 @@ RECORD_COST = 256
 log = structlog.get_logger()
 
 
-# The in-flight pages of a feed are a credit of two:
+# A feed has a credit of two pages in flight:
 #
 #     in_flight 0 --page--> 1 --page, is_awaited--> 2: no further page until `feed.taken`
 #               ^           | ^                     |
@@ -151,9 +151,9 @@ class Feeds(Service):
         # regardless of the number of commits.
         self._changed: dict[int, None] = {}  # ids of topics that have feeds and new records
         self._due: dict[Feed, None] = {}  # in the order in which the next iteration serves them
-        # Subset of the strong feeds: those whose topic has records that are committed but not
-        # synced.
-        self._unsynced: dict[Feed, None] = {}  # strong feeds that wait for the next sync
+        # Strong feeds that wait for a sync, because their topic has records that are committed but
+        # not synced.
+        self._unsynced: dict[Feed, None] = {}
         self._synced = 0  # LSN up to which the log was synced at the last check
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ class Feeds(Service):
             self._due.update(dict.fromkeys(self._table.of_topic(topic_id)))
         self._changed.clear()
         cost, unfinished = 0, []
-        # An iteration may begin one page above the limit, so that a large page does not wait
+        # The pages of the last feed may exceed the limit, so that a large page does not wait
         # forever.
         while self._due and cost < ITERATION_COST_MAX:
             feed = next(iter(self._due))
@@ -197,7 +197,7 @@ class Feeds(Service):
             cost += spent
             if not finished:
                 unfinished.append(feed)
-        # Unfinished feeds go to the end, so that one long scan does not hold up the others.
+        # Move unfinished feeds to the end, so that one long scan does not delay the other feeds.
         self._due.update(dict.fromkeys(unfinished))
         self.is_due = bool(self._due)
 
@@ -208,7 +208,7 @@ class Feeds(Service):
     def _progressed(self) -> None:
         """Check strong feeds in the next iteration, because the log has made progress.
 
-        Do nothing if no strong feed waits for a sync.
+        If no strong feed waits for a sync, stop observing the log.
         """
         if self._unsynced:
             self.is_due = True
@@ -243,8 +243,8 @@ class Feeds(Service):
         Return their cost, and whether the feed has no more pages to send in this iteration.
         """
         cost = 0
-        # Stop at two pages, because the front buffers them. A slow front thus slows down its own
-        # feeds only.
+        # Stop at two pages, because the front buffers them. So a slow front delays only its own
+        # feeds.
         while feed.in_flight < PAGES_IN_FLIGHT_MAX:
             try:
                 page = self._next_page(feed)
@@ -267,7 +267,7 @@ class Feeds(Service):
             )
             if not self._send(feed, FEED_PAGE, params, records):
                 break
-            # The scan has reached its limit without filling the page. Continue after the other
+            # If the scan has reached its limit without filling the page, continue after the other
             # feeds.
             if page.unfinished:
                 return cost, False
@@ -282,7 +282,7 @@ class Feeds(Service):
         # A strong feed sees only synced records, because records that a reader has received must
         # survive a crash.
         head_seq = visible_head(topic, self._synced, strong=feed.strong)
-        # A strong feed must wait for a sync of the remaining records.
+        # If committed records are not synced, a strong feed waits for the next sync.
         if head_seq < topic.head_seq:
             self._unsynced[feed] = None
             self._commits.on_progress = self._progressed
@@ -293,7 +293,7 @@ class Feeds(Service):
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
             feed.session.notify(event, params, attachment)
-        # The session has ended, and its feeds with it. The front opens new ones in the next
+        # The session has ended, and its feeds with it. The front opens new feeds in the next
         # session.
         except PeerClosed:
             self._remove(feed)
@@ -331,16 +331,16 @@ class Feeds(Service):
         # A new feed replaces an open feed with the same number.
         earlier = self._table.find(session, params.feed)
         if earlier is not None:
-            # The front has lost track of the earlier feed, for example because its close was not
+            # The front no longer knows the earlier feed, for example because its close was not
             # sent.
             self._remove(earlier)
         head_seq = visible_head(topic, self._context.wal.synced_lsn, strong=strong)
-        # The feed begins at the head. Earlier records are read by the front with `diff`, from the
+        # The feed begins at the head. The front reads earlier records with `feed.read`, from the
         # cursors of its readers, so that one feed serves readers at different positions.
         feed = Feed(session, params.feed, topic, view, strong, head_seq)
         self._table.add(feed)
         topic.follow(self._topic_changed)
-        # A strong feed starts below the head of the topic. Let it wait for the next sync.
+        # A strong feed that starts below the head of the topic waits for the next sync.
         if head_seq < topic.head_seq:
             self._make_due(feed)
         # In a strong feed, the first record may be after the reported head.

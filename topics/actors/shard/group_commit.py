@@ -57,8 +57,8 @@ Settle = Callable[[LogProgress | OSError], None]
 class PendingChange(msgspec.Struct, frozen=True, eq=False):
     """A submitted change whose frames occupy the LSNs from ``start`` to ``end``.
 
-    ``settle`` is called with the log progress that made the change durable, or with the error
-    because of which the change was lost.
+    ``settle`` is called with the log progress that made the change durable, or with the error that
+    caused the loss of the change.
     """
 
     change: Change
@@ -69,7 +69,7 @@ class PendingChange(msgspec.Struct, frozen=True, eq=False):
     settle: Settle | None
 
 
-# A change between its decision and its outcome. ``settle`` is called exactly once, in both cases.
+# The states of a change until its outcome. ``settle`` is called exactly once, with the outcome.
 #
 #     decided --submit--> until written --the log has written its frames--> committed
 #        |                until synced ---the log has synced its frames---> committed
@@ -95,8 +95,8 @@ class GroupCommit:
         # is known.
         self._until_written: deque[PendingChange] = deque()
         self._until_synced: deque[PendingChange] = deque()
-        # Numbers the submitted changes. It gives the order of the decisions across both queues,
-        # which `_roll_back` reverses.
+        # The serial number of the last submitted change. Serial numbers define the order of the
+        # decisions across both queues, which `_roll_back` reverses.
         self._serial = 0
         # Whether a change of the open group waits for a sync. `flush` passes it on and resets it.
         self._wants_sync = False
@@ -105,8 +105,8 @@ class GroupCommit:
         # Keyed by topic id: events for tasks that wait until no change of the topic is pending. An
         # event is removed when it is set.
         self._idle: dict[int, trio.Event] = {}
-        # Set at the next progress of the log, for all tasks that wait at that time. None if there
-        # are none.
+        # Set at the next progress of the log, for all tasks that wait at that time. None if no task
+        # waits.
         self._progress: trio.Event | None = None
 
     # Pending changes
@@ -236,7 +236,7 @@ class GroupCommit:
             self.is_unsent = self._wants_sync = True
             self._until_synced.append(pending)
         # A change that needs no sync is committed when it is written. The order within a topic is
-        # kept, because a change without frames also queues here while earlier ones of its topic
+        # kept, because a change without frames also queues here while earlier changes of its topic
         # are pending.
         elif change.frames or change.topic.pending > 1:
             self.is_unsent = True
@@ -264,13 +264,13 @@ class GroupCommit:
         ``immediate``: the log may write or sync in this call, because an iteration ends with this
         call or follows it.
         """
-        # More than one pass only if a commit has submitted floor changes.
+        # The loop runs again only if a commit has submitted floor changes.
         while True:
             sync, self._wants_sync = self._wants_sync, False
             self.is_unsent = False
-            # None: the writer thread has the group, and `advance` will find its outcome.
-            # Otherwise the loop itself has written it, and its changes are committed in this
-            # iteration.
+            # If the result is None, the writer thread writes the group, and `advance` handles its
+            # outcome. Otherwise this call has written the group, and its changes are committed in
+            # this iteration.
             progress = self.wal.flush(sync=sync, immediate=immediate)
             if progress is None:
                 self.waiting_peak = max(self.waiting_peak, len(self))
@@ -293,7 +293,7 @@ class GroupCommit:
     def advance(self) -> OSError | None:
         """Commit and settle the changes that the log has written or synced.
 
-        Return the error that stopped the log, if any.
+        Return the error that stopped the log, or None.
         """
         # The log reports each step once. The steps are handled in order, because a failure after
         # a success must not undo changes that were committed before.
@@ -313,7 +313,7 @@ class GroupCommit:
             self._settle_up_to(self._until_written, progress.written, progress)
             self._settle_up_to(self._until_synced, progress.synced, progress)
         self._notify_progress()
-        # Outside of an iteration nothing else flushes the floor changes.
+        # Outside of an iteration, no other code flushes the floor changes.
         if self._has_floors:
             self._has_floors = False
             self.flush()
@@ -421,7 +421,7 @@ class GroupCommit:
 
     async def wait_idle(self, topic: Topic) -> None:
         """Wait until no change of the topic is pending."""
-        # A loop, because another task may have submitted a change after the event was set.
+        # Check again after each event, because another task may have submitted a change.
         while topic.pending:
             await self._idle.setdefault(topic.id, trio.Event()).wait()
 
@@ -436,7 +436,7 @@ class GroupCommit:
 
         Return False if the log has failed, or if changes were undone in the meantime.
         """
-        # An undo between two checks means that LSNs were assigned again: ``lsn`` may now be
+        # An undo between two checks means that LSNs were assigned again: ``lsn`` may now belong to
         # another frame.
         rollback_count = self.rollback_count
         while self.wal.failed is None and self.rollback_count == rollback_count:

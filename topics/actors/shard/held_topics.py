@@ -5,7 +5,8 @@ A held topic is reserved for one long operation:
     free --hold--> held: requests are deferred --release--> free: deferred requests are handled
 
 A streamed append holds its topic. A delete by match holds its topic for each of its slices, until
-the topic has no pending change. Reads from a held topic are served.
+the topic has no pending change. A delete of a topic with routers holds the topic until the routers
+are removed. Reads from a held topic are served.
 
 A change that frees space may use the log's reserve if all frames of its group free space (decision
 0015). If it shares a group with an append, the log refuses both. The request for the change is then
@@ -77,7 +78,7 @@ class HeldTopics:
 def handle_late(handler: Handler, request: Request) -> None:
     """Handle a deferred request in the same way as the message router.
 
-    A request that has timed out is dropped. A request from a disconnected front is dropped, too,
+    A request that has timed out is dropped. A request from a disconnected front is also dropped,
     because the front's next process waits for the memory of the request.
     """
     if not request.is_open or request.session.closed:

@@ -48,7 +48,7 @@ COST_MAX: Final = 64  # maximum cost of one message, so that it does not use up 
 T = TypeVar("T")
 
 OTHERS_LINE: Final = BANDS
-# Requests that are queued by topic, because they can arrive in floods. Their first param is the
+# Requests that are queued by topic, because clients can send many of them. Their first param is the
 # topic.
 BY_TOPIC: Final = frozenset(
     call.subject for call in (APPEND, DIFF, DIFF_AHEAD, FEED_READ, CLAIM, ACK, NACK, EXTEND)
@@ -72,7 +72,7 @@ class QueuedMessage(NamedTuple):
 class Inbox:
     """The received messages that are not handled yet. ``count`` is their number.
 
-    ``band_of`` returns the priority band of the topic with a name. ``clock`` returns seconds.
+    ``band_of`` returns the priority band of a topic, given its name. ``clock`` returns seconds.
     """
 
     def __init__(self, band_of: Callable[[str], int], clock: Callable[[], float]) -> None:
@@ -83,14 +83,12 @@ class Inbox:
         self._lines: dict[str | None, deque[QueuedMessage]] = {}
         # Topics of queued requests, by session and id, so that a cancellation joins the queue of
         # its request.
-        self._acks_by_call: dict[tuple[LinkSession, int], str] = {}
+        self._topics_by_call: dict[tuple[LinkSession, int], str] = {}
         self.count = self._parked = 0
         # Average time per message while many are queued, including the rest of the iteration.
         self._cost_s = FIRST_COST_S
-        self._last_iteration, self._taken = (
-            0.0,
-            0,
-        )  # its start, and the number of messages that it took
+        # Start of the last such iteration, and the number of messages that it took.
+        self._last_iteration, self._taken = 0.0, 0
 
     @property
     def wait_s(self) -> float:
@@ -112,8 +110,8 @@ class Inbox:
 
     def _weighed(self) -> Iterator[Arrival]:
         now = self._clock()
-        # The last iteration left messages in the queue, so the shard was busy since its start. All
-        # of this time counts as the cost of its messages.
+        # If the last iteration left messages in the queue, the shard was busy since the start of
+        # that iteration. All of this time counts as the cost of its messages.
         if self._taken:
             self._cost_s += ((now - self._last_iteration) / self._taken - self._cost_s) / 8
         self._last_iteration, self._taken = now, 0
@@ -141,9 +139,9 @@ class Inbox:
         if message.subject in BY_TOPIC:
             topic = first_param(message, str)
             if topic is not None:
-                self._acks_by_call[session, message.message_id] = topic
+                self._topics_by_call[session, message.message_id] = topic
         elif message.subject == CALL_CANCELLED.subject:
-            topic = self._acks_by_call.get((session, first_param(message, int) or 0))
+            topic = self._topics_by_call.get((session, first_param(message, int) or 0))
         line = self._lines.setdefault(topic, deque())
         # The queue of a topic enters its band with its first message.
         if not line:
@@ -162,7 +160,7 @@ class Inbox:
         message, topic = waiting.message, waiting.topic
         # A long attachment counts as several messages.
         queues.charge(number, min(1 + len(message.attachment) // COST_BYTES, COST_MAX))
-        self._acks_by_call.pop((waiting.session, message.message_id), None)
+        self._topics_by_call.pop((waiting.session, message.message_id), None)
         # Move the topic to the end of its band, so that topics are served round-robin.
         if line:
             self._queue_of(topic).append(line)

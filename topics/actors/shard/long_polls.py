@@ -152,14 +152,14 @@ class LongPolls(Service):
         if page.completes_poll or poll.topic.deleted:
             self._answer(poll)
             return
-        # All records that existed when the diff arrived are scanned. From now on wait_ms applies.
+        # If all records that existed when the diff arrived are scanned, wait_ms applies.
         if page.next_from_seq >= poll.head_seq:
             until = poll.began + poll.diff.wait_ms / 1000
             if until <= trio.current_time():
                 self._answer(poll)
                 return
             self._set_deadline(poll, until)
-        # The scan has reached its limit: continue in the next iteration.
+        # If the scan has reached its limit, continue in the next iteration.
         if page.unfinished:
             self._next[poll] = None
             self._request_iteration()

@@ -5,9 +5,9 @@
     deadline queue --time--> calls
                                        each ends an iteration: frames to the log, messages to links
 
-The loop runs in one thread, one iteration at a time. An iteration runs in the task that received
-the input, so no message waits for the scheduler to switch to another task. There is never an
-`await` between the decision to make a change and the queueing of its frames, so the log contains
+The loop runs in one thread, one iteration at a time. An iteration runs in the callback that has
+received the input, so no message waits for the scheduler to switch to another task. There is never
+an `await` between the decision to make a change and the queueing of its frames, so the log contains
 changes in the order in which they were made.
 """
 
@@ -39,13 +39,13 @@ from topics.storage.recovery.shard_recovery import RecoveredShard
 
 # Subjects whose handlers do not depend on acks that arrived earlier in the same iteration. These
 # messages do not end a batch of acks, which is processed at the end of the iteration. Claims are
-# served there, too.
+# also served at the end of the iteration.
 ACK_INDEPENDENT = frozenset(
     each.subject for each in (ACK, CLAIM, APPEND, DIFF, FEED_TAKEN, WORK_TAKEN)
 )
-# A long poll takes up to 30 s (§3), and the router's own limit must not end it earlier. A change
-# that waits longer than this for its topic is not made. If a change was already made, the reply is
-# sent when the log reports its outcome, even after this limit.
+# A long poll takes up to 30 s (§3), and the timeout of the message router must not end it earlier.
+# A change that waits longer than this for its topic is not made. If a change was already made, the
+# reply is sent when the log reports its outcome, even after this timeout.
 RPC_TIMEOUT_MS = 45_000
 
 
@@ -113,7 +113,7 @@ class ShardLoop:
                 self.context.peers.add(link.peer.index, session)
 
         def arrived(messages: list[Message]) -> None:
-            assert session is not None, "messages come between open and close"
+            assert session is not None, "messages arrive between open and close"
             inbox = self.inbox
             # If the inbox is empty, handle a few messages directly.
             if not inbox.count and len(messages) <= FIFO_MAX:
@@ -218,9 +218,9 @@ class ShardLoop:
             link.flush()
 
     def _committed(self, change: Change) -> None:
-        # Services that follow this topic, such as its feeds, long polls and wait list.
-        for tell in change.topic.followers:
-            tell(change)
+        # Notify the services that follow this topic, such as feeds, long polls and its wait list.
+        for follower in change.topic.followers:
+            follower(change)
         if change.topic is not self.context.engine.table.shard_topic:
             self.context.note_changed(change.topic)
         if change.is_config:

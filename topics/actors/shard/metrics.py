@@ -1,6 +1,6 @@
 """Metrics of topics and routers: one row for each topic and router of the metrics page (§8.3).
 
-    names, in steps of some thousands -> the first names in order -> their rows, in small steps
+    names, in steps of a few thousand -> the first names in order -> their rows, in small steps
 
 The page is requested often, and a shard may contain very many topics. So the work runs concurrently
 with the loop, in steps of about a millisecond. A step returns the current state of its topics,
@@ -48,7 +48,7 @@ ROUTERS_PER_STEP: Final = 16
 class MetricsReads(Service):
     """Handles `metrics.read`. ``workers``: the routers that have their source in this shard.
 
-    ``measure`` stores the current gauges of the shard, so that the page shows them.
+    ``measure`` updates the gauges of the shard, so that the page shows current values.
     """
 
     def __init__(

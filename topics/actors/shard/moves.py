@@ -1,7 +1,7 @@
 """Moves: operations of a shard that affect several topics, or that change routers.
 
     enter --> in flight --> leave
-    hold: new moves wait; notifies when none is in flight --> release: waiting moves begin
+    hold: new moves wait; `then` is called when no move is in flight --> release: they begin
 
 A backup cuts the logs of all shards while no move is in flight in any shard. So the backup contains
 a moved record exactly once, in the source or in the target (``decisions/0067``). Writes from

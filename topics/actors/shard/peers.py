@@ -41,7 +41,7 @@ class Peers(Service):
     """The shards of the server that this shard can call now, by their numbers."""
 
     def __init__(self, shards: int, wake: Callable[[], None]) -> None:
-        """Create an object that has no peers yet. ``wake`` requests another loop iteration."""
+        """Create the object without sessions. ``wake`` requests another loop iteration."""
         self.shards, self._wake = shards, wake
         self._sessions: dict[int, LinkSession] = {}
         self.open: set[LinkSession] = set()  # sessions with other shards and with this one
@@ -82,8 +82,8 @@ class Peers(Service):
         """Call ``shard``. ``then`` gets its reply or the failure, in a later iteration.
 
         The failure is `NotReady` if the shard is unavailable or stops before it replies. In the
-        latter case it may have executed the call. Use this only within an iteration, because the
-        request is sent at the end of the iteration.
+        latter case it may have executed the call. This method must be called within an iteration,
+        because the request is sent at the end of the iteration.
         """
 
         def answered(answer: Reply[R] | Exception) -> None:

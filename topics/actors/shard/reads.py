@@ -1,8 +1,8 @@
-"""Reads: pages of a topic, immediately, as a long poll, or before they are requested (§3).
+"""Reads: returns pages of a topic immediately, as a long poll, or in advance (§3).
 
 diff         the page completes the request             replied immediately
              no records and a wait_ms, or more to scan  becomes a long poll
-diff.ahead   pages that are not requested yet, for a reader that reads page by page
+diff.ahead   pages that have not been requested, for a reader that reads page by page
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Reads(Service):
         router.serve(DIFF_AHEAD, self._diff_ahead)
 
     def _diff(self, request: DiffCall) -> None:
-        topic, asked, page = self._first_page(request, request.params.topic)
-        if page.unfinished or (asked.wait_ms and not page.completes_poll):
-            self._polls.add(request, topic, asked, page)
+        topic, diff, page = self._first_page(request, request.params.topic)
+        if page.unfinished or (diff.wait_ms and not page.completes_poll):
+            self._polls.add(request, topic, diff, page)
             return
         reply_page(request, topic, page)
         if page.count and not page.caught_up:  # the reader is likely to request the next page
@@ -47,18 +47,18 @@ class Reads(Service):
 
     def _first_page(self, request: InboundMessage[Any, Any], name: str) -> tuple[Topic, Diff, Page]:
         context = self._context
-        asked = decode_diff(request.attachment, context.limits)
+        diff = decode_diff(request.attachment, context.limits)
         request.release()
         topic = context.find_topic(name)
         topic.touch(*context.commits.now())
-        return topic, asked, read(topic, asked, context.store)
+        return topic, diff, read(topic, diff, context.store)
 
     def _diff_ahead(self, request: InboundMessage[DiffAheadParams, DiffAheadResult]) -> None:
-        """Reply with pages that are not requested yet, excluding the end of each response body.
+        """Reply with pages that have not been requested, without the end of each response body.
 
         The reply contains only pages that an append does not change (`depends_only_on_version`).
         """
-        topic, asked, page = self._first_page(request, request.params.topic)
+        topic, diff, page = self._first_page(request, request.params.topic)
         bodies: list[bytes] = []
         pages: list[tuple[int, int, int]] = []
         free_bytes = READ_AHEAD_MAX_BYTES
@@ -72,7 +72,7 @@ class Reads(Service):
             pages.append((length, page.next_from_seq, page.scanned))
             if free_bytes < length:  # the next page is probably as long
                 break
-            page = read(topic, asked, self._context.store, page.next_from_seq)
+            page = read(topic, diff, self._context.store, page.next_from_seq)
         if not pages:
             request.reply(DiffAheadResult())
             return

@@ -141,7 +141,7 @@ class RecordStore:
     def drop(self, locator: int) -> None:
         """Drop records that were stored but not committed.
 
-        Do nothing for locators of other kinds.
+        Do nothing for locators of records that are not in memory.
         """
         self._in_memory.pop(locator, None)
 
@@ -166,7 +166,7 @@ class RecordStore:
             self._prefetch.read_on(locator, skip, _live_extent(topic.index, index + 1))
 
     def discard_prefetched(self) -> None:
-        """Clear the record of prefetched pages, because the kernel may have evicted them."""
+        """Mark mapped pages as unchecked, because the kernel may have evicted them."""
         self._wal.reset_checked()
         self._segments.maps.reset_checked()
 

@@ -40,7 +40,7 @@ class Service:
         """Perform the due work. The loop has already set ``is_due`` to False."""
 
     def on_rollback(self) -> None:
-        """Handle undone changes: their leases are free again, and their new topics do not exist."""
+        """Handle undone changes: the leases and topics that they created do not exist."""
 
     def on_session_closed(self, session: LinkSession) -> None:
         """Drop the state of a front whose session has closed."""

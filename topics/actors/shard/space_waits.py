@@ -18,7 +18,7 @@ from topics.actors.shard.sealing.sealing import Sealing
 
 
 class SpaceWaits:
-    """The waiting appends of a shard. ``is_active``: appends wait, so later appends must, too."""
+    """The waiting appends of a shard. ``is_active``: appends wait, so later appends also wait."""
 
     def __init__(self, context: ShardContext, sealing: Sealing) -> None:
         self._context, self._sealing = context, sealing

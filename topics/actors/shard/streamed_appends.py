@@ -43,7 +43,7 @@ RUN_BYTES = 512 << 10  # bytes of a body that are processed before other tasks m
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A committed streamed append. ``created``: an earlier frame created the topic for it."""
+    """A committed streamed append. ``created``: its topic was created by an earlier frame."""
 
     change: Append
     progress: LogProgress
@@ -95,8 +95,8 @@ class StreamedAppends(Service):
         """Append ``body`` to a held topic. Raises the same errors as a short append.
 
         The caller must have called ``held.hold`` for the topic. Returns the OSError of the log
-        instead of raising it, as for a group. A topic that was created for the append remains if
-        the append fails afterwards.
+        instead of raising it. A topic that was created for the append remains if the append fails
+        afterwards.
         """
         # All checks that need only the body come first, so that an invalid body changes nothing.
         request = await self._decode(body)
@@ -124,7 +124,7 @@ class StreamedAppends(Service):
             if known is not None:
                 assert isinstance(known, DedupeEntry), "no other write to this topic is in progress"
                 return known
-        # Release what `make_topic` has reserved of the byte quota, also if the append fails.
+        # Release the byte quota that `make_topic` has reserved, even if the append fails.
         try:
             outcome = await self._store(topic, request, created)
             if isinstance(outcome, OSError) and await self._frees(outcome):
@@ -155,16 +155,16 @@ class StreamedAppends(Service):
         self, name: str, request: AppendBody, prefixes: list[str] | None
     ) -> tuple[Topic, bool] | OSError:
         """Return the topic, with no change pending, and whether this append created it."""
-        # A loop, because the topic that was found may no longer exist after the wait.
+        # Repeat the look-up, because the topic that was found may no longer exist after the wait.
         while (topic := self._engine.topics.get(name)) is not None:
             await self._commits.wait_idle(topic)
             if not topic.deleted:  # otherwise its creation failed during the wait
                 return topic, False
-        # No topic: create it before the records are rendered, so that its config is durable
-        # before them.
+        # There is no topic. Create it before the records are rendered, so that its config is
+        # durable before them.
         now, size = self._context.clock(), 0
-        is_full_of = request.config is not None and request.config.discard == "reject"
-        if is_full_of or self._limits.total_bytes:
+        may_reject = request.config is not None and request.config.discard == "reject"
+        if may_reject or self._limits.total_bytes:
             # Check the size first, so that a body that does not fit creates no topic either.
             size = Rendering(request, keep_key=False).ends(1, now.ts)[-1]
         change = append.make_topic(self._engine.table, name, request, now, prefixes, size)
@@ -235,7 +235,7 @@ class StreamedAppends(Service):
                     await trio.to_thread.run_sync(sink.write, run)
                 note_step()
                 await trio.to_thread.run_sync(sink.finish)
-            # Abandon the blob on cancellation, too. A partial blob must not remain under a name
+            # Also abandon the blob on cancellation. A partial blob must not remain under a name
             # that a later append would use.
             except BaseException:
                 sink.abandon()

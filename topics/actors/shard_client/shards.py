@@ -7,8 +7,8 @@
                                             a heartbeat
 
 No call is sent to a stalled shard. Its pending calls fail, except calls that wait by design, such
-as long polls and waiting claims. These continue when the shard does. No write is sent to a shard
-that waits for its disk.
+as long polls and waiting claims. Such calls continue when the shard resumes. No write is sent to a
+shard that waits for its disk.
 
     shards.call(shard, CALL, params, body, then)     ``then`` gets a `Reply` or a `TopicsError`
     await shards.answer(shard, CALL, params, body)   for a task: sends the call and waits
@@ -107,13 +107,13 @@ class Listener(Protocol):
 
 
 class FlushBatch:
-    """The messages to shards of one pass of a front's loop, which are flushed together.
+    """The messages that one pass of the front's loop sends to shards. They are flushed together.
 
     While the batch is open, a link is flushed early only when many messages are queued, so that the
     shard starts while the front still reads. The end of the batch flushes all links. Code that runs
     while the batch is open must not block. ``at_end`` is called before the last flush, and may send
-    more messages. Messages of the tasks that run afterwards (``runs_tasks``) are flushed together,
-    too.
+    more messages. The messages of the tasks that run afterwards (``runs_tasks``) are also flushed
+    together.
     """
 
     __slots__ = ("_links", "at_end", "is_open", "runs_tasks")
@@ -128,7 +128,7 @@ class FlushBatch:
         self.is_open = True
 
     def end(self, *_: object) -> None:
-        """Send the remaining messages, and flush the links."""
+        """Call ``at_end``, and flush the links."""
         if self.at_end is not None:
             self.at_end()
         self.is_open = False
@@ -157,7 +157,7 @@ class ShardLink:
         # ``session`` is set from `opened` to `closed`. ``answering`` is the same object, or None
         # while the shard is stalled.
         self.session: LinkSession | None = None
-        self.answering: LinkSession | None = None  # the session, or None while the shard is stalled
+        self.answering: LinkSession | None = None
         self.listener: Listener | None = None
         self.waits_for_disk = False  # whether the shard waited for its disk at the last check
         self._router = router
@@ -207,17 +207,17 @@ class ShardLink:
         if session is None:
             return
         self.waits_for_disk = self.is_waiting_for_disk()
-        # Writes wait for the disk and may hang for long. They fail now, and their outcome is
-        # unknown to the client.
+        # If the shard waits for its disk, writes may hang for a long time. They fail now, and their
+        # outcome is unknown to the client.
         if self.waits_for_disk:
             session.fail_calls(lambda pending: pending.call.is_write)
-        # No heartbeat for `STALLED_S`: the loop of the shard is blocked.
+        # If there was no heartbeat for `STALLED_S`, the loop of the shard is blocked.
         stalled = self._liveness.observe(self.cells.heartbeat_ms, now) >= STALLED_S
         if stalled and not self.is_stalled:
             log.warning("shard stalled", shard=self.number)
             self.answering = None
             # Long polls and waiting claims have no deadline in the shard. They continue when the
-            # shard does.
+            # shard resumes.
             session.fail_calls(lambda pending: not pending.is_long_poll)
         elif not stalled and self.is_stalled:
             log.info("shard resumed", shard=self.number)
@@ -284,18 +284,18 @@ class Shards:
         self.count = len(links)
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` for the events of shards from now on. Call this once, before `run`."""
+        """Register the listener for the events of all shards. Call this once, before `run`."""
         numbers = {link.peer_id: link.number for link in self._links}
         for link in self._links:
             link.listener = listener
 
-        def bare(tell: Callable[[int, Any], None]) -> Callable[[InboundMessage[Any, Any]], None]:
-            return lambda message: tell(numbers[message.session.peer_id], message.params)
+        def bare(notify: Callable[[int, Any], None]) -> Callable[[InboundMessage[Any, Any]], None]:
+            return lambda message: notify(numbers[message.session.peer_id], message.params)
 
         def with_body(
-            tell: Callable[[int, Any, Buffer], None],
+            notify: Callable[[int, Any, Buffer], None],
         ) -> Callable[[InboundMessage[Any, Any]], None]:
-            return lambda message: tell(
+            return lambda message: notify(
                 numbers[message.session.peer_id], message.params, message.attachment
             )
 
@@ -319,7 +319,7 @@ class Shards:
         """Wait until each serving shard has a link session, for `LINKED_MAX_S` at most.
 
         `run` must run concurrently. Because of this wait, a restarted front does not refuse
-        requests whose session is not open yet.
+        requests to a shard only because the session with the shard is still being opened.
         """
         with trio.move_on_after(LINKED_MAX_S):
             # The shard's state is in shared memory, which sets no event.
@@ -354,22 +354,22 @@ class Shards:
         ``then`` is called once with the reply or the failure, in the loop that reads the ring.
 
         While the shard is down, recovering or stalled, it cannot be called, and ``then`` gets
-        `NotReady` immediately. If the shard enters such a state later, pending calls fail with
-        `NotReady`, too.
+        `NotReady` immediately. If the shard enters such a state later, pending calls also fail with
+        `NotReady`.
 
-        The call is flushed with other calls at the end of an open batch, or of the pass in which
-        tasks run. With ``early`` it is flushed immediately. The call takes ownership of an
-        ArenaBlock. A caller that no longer needs the reply must abandon the call.
+        While a batch is open or the tasks of a pass run, the call is flushed with other calls at
+        their end. At other times, and with ``early``, it is flushed immediately. The call takes
+        ownership of an ArenaBlock. A caller that no longer needs the reply must abandon the call.
         """
         link = self._links[shard]
         session = link.answering
-        # The state of the disk is read again only for writes, because it costs a read of shared
-        # memory.
+        # The disk may have resumed since the last check, so its state is read again before a write
+        # is refused.
         if session is None or (
             link.waits_for_disk and call.is_write and link.is_waiting_for_disk()
         ):
-            # The board shows that the loop hangs before `check` detects it. Such a loop would
-            # execute the write later, when the client has already received an error.
+            # A shard that hangs must not get the write. It would execute the write later, when the
+            # client has already received an error.
             discard(body)
             return self._refused(link, call, then)
         try:
@@ -382,8 +382,8 @@ class Shards:
         if call is DIFF or call is CLAIM:
             pending.is_long_poll = isinstance(body, bytes | bytearray) and b"wait_ms" in body
             if call is CLAIM:
-                # The shard may lease jobs to a claim that was abandoned. Its late reply releases
-                # them.
+                # The shard may lease jobs to a claim that was abandoned. They are released when its
+                # late reply is received.
                 pending.on_late = partial(self._release_jobs, shard, params)
         if early or not self.batch.is_joined or len(link.link.queue) >= EARLY_FLUSH_BUFFERS:
             link.link.flush()
@@ -412,7 +412,7 @@ class Shards:
 
         def answered(answer: Reply[R] | TopicsError) -> None:
             answers.append(answer)
-            # The task does not wait yet if the call fails immediately.
+            # If the call has failed immediately, the task is still running.
             if is_waiting:
                 trio.lowlevel.reschedule(task)
 
@@ -470,9 +470,9 @@ class Shards:
     def abort_slowest(self, shard: int, filler: BlockFiller, now: float) -> bool:
         """Abort the slowest body, unless it is the body of ``filler`` or no body is slow.
 
-        A body keeps its memory while it receives at least a tenth of it per second. Return whether
-        a body was aborted. Its memory is freed when other tasks run. Raises `NotReady` if the shard
-        is unavailable.
+        A body keeps its memory while at least a tenth of its size is received per second. Return
+        whether a body was aborted. Its memory is freed when other tasks run. Raises `NotReady` if
+        the shard is unavailable.
         """
         link = self._links[shard]
         if not link.is_connected:
@@ -482,7 +482,7 @@ class Shards:
             block.filler: None for block in link.link.writer.filling if block.filler is not None
         }
         slowest = max(holders, key=lambda one: one.turnover_s(now), default=filler)
-        # The body to abort must be slower than `TURNOVER_MAX_S`, and slower than the one that
+        # The body to abort must be slower than `TURNOVER_MAX_S`, and slower than the body that
         # needs the memory.
         bound = max(TURNOVER_MAX_S, filler.turnover_s(now))
         if slowest is filler or slowest.turnover_s(now) < bound:

@@ -40,10 +40,10 @@ class SealingCheck:
 
     def __init__(self, file: WalFile, sealed: LogFile, blobs: BlobStore) -> None:
         self._file, self._sealed, self._blobs = file, sealed, blobs
-        # The scan sets it to the end of the last intact frame. It reaches the end of the sealed
-        # part if nothing is damaged.
-        self._reached = file.base  # all frames before it are intact
-        self._intact: dict[int, FrameHeader | None] = {}  # checked frames after it
+        # All frames before this LSN are intact. If nothing is damaged, the scan advances it to the
+        # end of the sealed part.
+        self._reached = file.base
+        self._intact: dict[int, FrameHeader | None] = {}  # checked frames after that LSN
         self._external: list[FrameHeader] = []  # frames whose records are in a blob
         self._forwards: list[FrameHeader] = []  # frames that may refer to a frame with a blob
         self._bad_blobs: set[int] = set()  # LSNs of the frames whose blob is damaged
@@ -54,7 +54,7 @@ class SealingCheck:
         """Run the check. Yields between two steps."""
         # The usual case: all frames are intact, and no write needs to be looked up.
         yield from self._scan()
-        # A frame is damaged. Later frames cannot be found by a scan, but only by the index.
+        # If a frame is damaged, later frames cannot be found by a scan, but only by the index.
         if self._reached < self._sealed.end:
             offset = self._file.offset(self._reached)
             reason = "damaged frame in a log file that is being sealed"
@@ -64,8 +64,7 @@ class SealingCheck:
         # Frames may be intact while their blobs are not.
         for header in self._external:
             yield from self._check_blob(header)
-        # Only now is it known which blobs are damaged. Copies that are read from them are lost,
-        # too.
+        # Now all damaged blobs are known. Copies that are read from them are also lost.
         if self._bad_blobs:
             yield from map(self._check_forward, self._forwards)
 
@@ -163,7 +162,7 @@ class SealingCheck:
 
     def _check_forward(self, header: FrameHeader) -> None:
         _, held = forward_at(self._file, header.lsn)
-        # No copy of this frame is read from a damaged blob.
+        # Do nothing if no copy of this frame is read from a damaged blob.
         if self._bad_blobs.isdisjoint(run.lsn for run in held.runs):
             return
         for row in held.rows:

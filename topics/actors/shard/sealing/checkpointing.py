@@ -2,14 +2,15 @@
 
 ``formats/disk/checkpoint.py`` has the byte layout.
 
-    topics, some at a time, written to a temporary file chunk by chunk -> log synced up to an LSN
+    topics, a few at a time, written to a temporary file in chunks -> log synced up to an LSN
         -> delete flags up to there synced -> header written, file synced and renamed
 
 A checkpoint is fuzzy: appends continue while it is written. Each topic is stored in its committed
 state, with the LSN below which all of its frames are applied. Replay from ``replay_from`` applies
 old frames to newer state and reaches the same result, for these reasons:
 
-- Appends at or below an extent's last seq are known, and heads and floors only increase.
+- Appends at or below an extent's last seq are not applied again, and heads and floors only
+  increase.
 - Caps and configs are not applied again below a topic's LSN, because they would remove later
   records.
 - Setting a delete flag twice has no effect. A flag whose DELETE frame is after the topic's LSN
@@ -17,7 +18,7 @@ old frames to newer state and reaches the same result, for these reasons:
   records.
 - Jobs of a queue are stored in their state at the time of writing, so leases may be newer than the
   topic's LSN. The frames after this LSN are replayed in order, and each contains complete rows. The
-  number of dead-lettered jobs is stored as of the LSN, and the replay counts later ones.
+  number of dead-lettered jobs is stored as of the LSN, and the replay counts later jobs.
 - A segment is included only when the index refers to it for all of its topics.
 - Below the checkpoint's LSN, frames of a topic that the checkpoint does not contain are skipped.
   Above it, such frames are damage.
@@ -94,8 +95,8 @@ class Checkpointing:
         for item in self._items(numbers, is_last=False):
             if item is None:
                 await trio.lowlevel.checkpoint()
-            elif (piece := builder.add(item)) is not None:
-                await trio.to_thread.run_sync(writer.write, piece)
+            elif (chunk := builder.add(item)) is not None:
+                await trio.to_thread.run_sync(writer.write, chunk)
         await trio.to_thread.run_sync(writer.write, builder.take() or b"")
         return builder
 
@@ -128,4 +129,4 @@ class Checkpointing:
         if wal.failed:
             raise wal.failed
         if commits.rollback_count != losses:
-            raise OSError(errno.ENOSPC, "changes were undone while the checkpoint was written")
+            raise OSError(errno.ENOSPC, "changes were undone before the log was synced")

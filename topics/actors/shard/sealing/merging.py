@@ -10,7 +10,8 @@ A run is merged if one of these conditions holds:
 
     twice the live bytes <= length of the files   each written byte removes at least one dead byte
     twice the largest <= live bytes               each merge at least doubles the size of a record's
-                                                  segment, so few are needed; not for a short run
+                                                  segment, so few merges are needed; not for a short
+                                                  run
 
 Records are copied only if their checksums match. A damaged segment is never merged, because the
 damage must be reported to its readers. Runs do not extend across a damaged segment.
@@ -36,10 +37,10 @@ from topics.storage.recovery.shard_recovery import RecoveredShard
 from topics.storage.segments.merge_reader import ExtentRequest, MergeReader
 
 RUN_MIN_SEGMENTS: Final = 8
-RUN_MAX_SEGMENTS: Final = 64  # because the files are open at the same time
+RUN_MAX_SEGMENTS: Final = 64  # limited, because the files are open at the same time
 EXTENT_COST_BYTES: Final = 256  # overhead of an extent: directory, tables, padding
 PREFETCH_EXTENTS: Final = 256  # number of extents that one call in a thread reads
-# A search is triggered by dead bytes in segments of this fraction (1/n) of a log file's size.
+# The dead bytes in segments that cause a search: this fraction (1/n) of a log file's size.
 DEAD_SHARE_MIN: Final = 4
 # Pause after an error. It is long, because a merge that fails at its end has written a complete
 # file.
@@ -55,7 +56,8 @@ class Merging:
         self._engine, self._segments, self._wal = shard.engine, shard.segments, shard.wal
         self._commits, self._reclaim, self._rewriting = commits, reclaim, rewriting
         self._damaged: set[int] = set()  # segments that are never merged
-        self.is_due = True  # a checkpoint was written since the last search, or a merge completed
+        # Set by a checkpoint, by the end of a merge, and by `check_for_deletes`.
+        self.is_due = True
         # Deleted bytes at the last search, and at the last call of `check_for_deletes`.
         self._flagged_bytes = self._seen_flagged_bytes = 0
         self.again_at = 0.0  # monotonic time of the next attempt after an error

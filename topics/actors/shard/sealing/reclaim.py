@@ -45,7 +45,7 @@ NOTHING = CheckpointNeeds(0, frozenset())
 
 @dataclass(eq=False, slots=True)
 class Pin:
-    """Keeps the files of a backup's ``checkpoint`` until it is released or ``is_broken``.
+    """Keeps the files of a backup's ``checkpoint`` until the pin is released or ``is_broken``.
 
     ``kept``: the files that the checkpoint needs. ``blobs``: blobs that the shard no longer needs,
     because segments now contain their records or their topic is deleted. ``takes_newest``: pin the
@@ -119,7 +119,7 @@ class Reclaim:
         self.sealed += 1
 
     def drop_blobs(self, paths: list[Path]) -> None:
-        """Remove the blobs of a durably deleted topic. Wait for the end of a backup in progress."""
+        """Remove the blobs of a durably deleted topic, or keep them while there is a pin."""
         if self.pin is not None:
             self.pin.blobs += paths
             self._unneeded_blobs += paths
@@ -143,7 +143,10 @@ class Reclaim:
 
     @property
     def _unused_segments(self) -> list[int]:
-        """The segments that have no extents in the index. This never changes again."""
+        """The segments that have no extents in the index.
+
+        Such a segment never gets extents again, unless it is being installed.
+        """
         return [number for number, count in self._live.items() if not count]
 
     @property

@@ -6,9 +6,9 @@
     end        free data that is no longer in the index                      (``reclaim.py``)
 
 Each phase runs in the shard's loop in steps of about a millisecond. Only file calls run in a
-thread. Errors can occur only during the build, which then leaves no file. When the install begins,
-the new segment and its sources are mapped, so the install opens no file. No checkpoint is written
-at the same time.
+thread. Errors can occur only before the install, and the new file is then removed. When the install
+begins, the new segment and its sources are mapped, so the install opens no file. No checkpoint is
+written at the same time.
 
 After a crash before the next checkpoint, startup uses the log file or the old segments, to which
 all checkpoints on disk refer, and replays the later deletes from the log. If records are deleted
@@ -90,12 +90,12 @@ class Rewriting:
 
     async def in_steps(self, steps: Iterator[int]) -> None:
         """Run the steps, with pauses. Each step yields the number of entries it has read."""
-        looked, step_began = 0, time.monotonic()
+        scanned, step_began = 0, time.monotonic()
         for count in steps:
-            looked += count
-            if looked >= STEP_ENTRIES:
+            scanned += count
+            if scanned >= STEP_ENTRIES:
                 await self._pause(step_began)
-                looked, step_began = 0, time.monotonic()
+                scanned, step_began = 0, time.monotonic()
 
     async def move(self, sources: LogFile | Segments) -> None:
         """Write a segment, and replace the source entries in the index by its extents.
@@ -135,7 +135,7 @@ class Rewriting:
         ``written`` collects its delete flags.
         """
         # A number is used up even if the build fails, so that no leftover file can be mistaken for
-        # it.
+        # a later segment.
         number, self._next_number = self._next_number, self._next_number + 1
         writer = await trio.to_thread.run_sync(
             self._segments.begin, number, sources.base, sources.end
@@ -151,20 +151,20 @@ class Rewriting:
             return flags
 
         try:
-            pieces: list[Buffer] = []
+            chunks: list[Buffer] = []
             size, step_began = 0, time.monotonic()
             # Collect chunks until there are enough bytes for one call in a thread.
-            for piece in build(writer.header, sources.sources(), delete_flags):
-                pieces.append(piece)
-                size += len(piece)
+            for chunk in build(writer.header, sources.sources(), delete_flags):
+                chunks.append(chunk)
+                size += len(chunk)
                 if size >= WRITE_BYTES:
-                    await trio.to_thread.run_sync(writer.write, pieces)
-                    pieces, size = [], 0
+                    await trio.to_thread.run_sync(writer.write, chunks)
+                    chunks, size = [], 0
                 else:
                     # Between two writes, let other tasks run after each chunk.
                     await self._pause(step_began)
                 step_began = time.monotonic()
-            await trio.to_thread.run_sync(writer.write, pieces)
+            await trio.to_thread.run_sync(writer.write, chunks)
             return await trio.to_thread.run_sync(writer.finish)
         except BaseException:
             writer.abandon()
@@ -189,12 +189,12 @@ class Rewriting:
         extents: dict[int, list[IndexEntry]],
         written: Flags,
     ) -> Iterator[None]:
-        # From here on the segment counts as in use, so that it is not deleted.
+        # Register the segment. It is deleted when the index contains none of its extents.
         self._reclaim.add_segment(segment.number)
         self._segments.add(segment)
         for span in sources.spans.values():
-            # Topic by topic. Readers may run in between and find some topics at the old location
-            # and some at the new one. Both contain the same records.
+            # Install one topic after another. Readers may run in between and find some topics at
+            # the old location and some at the new location. Both contain the same records.
             yield from self._install_topic(span, segment, extents.get(span.topic.id, []), written)
         if isinstance(sources, LogFile):
             self._reclaim.seal_up_to(sources.end)
@@ -219,7 +219,7 @@ class Rewriting:
             unused = replace_entries(topic, part, first_seq, end_seq, self._store)
             if topic.bytes != before:
                 self._engine.recharge(topic)
-            topic.begin_tags(base, end_seq)  # before this call, the extents are searched for tags
+            topic.begin_tags(base, end_seq)  # below ``end_seq``, tags are read from the extents
             # Count the used extents, so that the segment is deleted when the last one is
             # released.
             self._reclaim.add_extents(segment.number, len(part) - len(unused), unused)
@@ -234,7 +234,7 @@ class Rewriting:
     ) -> None:
         """Set the delete flags of records that were deleted after the segment was written."""
         now = current_flags(self._store, topic, extent.first_seq, extent.record_count)
-        # Flags are only ever set, so equal counts mean equal flags.
+        # Flags are never cleared, so equal counts mean equal flags.
         if now.count(1) != (0 if written is None else written.count(1)):
             late = chain.from_iterable(starmap(range, _late_runs(now, written or b"")))
             self._segments.flag_deleted(extent.locator, late, self._store.committed_to)

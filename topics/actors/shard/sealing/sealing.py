@@ -16,10 +16,9 @@ A backup keeps files that the shard no longer needs (`Pin`). If the disk has no 
 the shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The
 task that writes a blob waits in `break_pin_and_wait` and then retries. Appends that the log has
 lost also wait and are then retried (``space_waits.py``). The sealing task retries segments and
-checkpoints.
-A spare log file is created when the file before it is half full. If that fails, the pin breaks
-before the log needs the spare. A full disk during a merge does not break the pin, because no client
-waits for a merge.
+checkpoints. A spare log file is created when the file before it is half full. If that fails, the
+pin breaks before the log needs the spare. A full disk during a merge does not break the pin,
+because no client waits for a merge.
 
 A full log file is sealed immediately, unless the log grows fast: during a burst of a few files,
 sealing waits, so that it does not compete with the writes for the disk and the interpreter. Each
@@ -94,16 +93,16 @@ class Sealing(Service):
         self.checkpoints = Checkpointing(shard, commits, self.reclaim)
         self.rewriting = Rewriting(shard, commits, self.reclaim, self._pause)
         self.merging = Merging(shard, commits, self.reclaim, self.rewriting)
-        # If the log has not grown since, the next round may wait for the common tick of the
-        # process.
-        self._seen_lsn = self.wal.next_lsn  # at the last check
+        # The end of the log at the last check. If the log has not grown since then, the next round
+        # may wait for the common tick of the process.
+        self._seen_lsn = self.wal.next_lsn
         # The store reports extents and blobs that it no longer needs. `Reclaim` decides when
         # their files are deleted.
         self.store.on_release = self.reclaim.release_extent
         self.store.on_blobs_removed = self.reclaim.drop_blobs
         # The request of a backup that waits for the next round, and the function that gets its
         # result. At most one backup runs at a time.
-        self._pin_requests: tuple[Pin, Callable[[OSError | None], object]] | None = None
+        self._pin_request: tuple[Pin, Callable[[OSError | None], object]] | None = None
         self._freed: trio.Event | None = None  # set when the files of a broken pin are deleted
         self._pause_between = trio.CancelScope()  # the pause between two rounds
 
@@ -114,20 +113,20 @@ class Sealing(Service):
 
         Afterwards ``then`` is called with the error or None.
         """
-        self._pin_requests = pin, then
+        self._pin_request = pin, then
 
     def release_pin(self, pin: Pin) -> None:
         """Release the files that are kept for ``pin``."""
         if self.reclaim.pin is pin:
             self.reclaim.pin = None
-        if self._pin_requests is not None and self._pin_requests[0] is pin:
-            self._pin_requests = None
+        if self._pin_request is not None and self._pin_request[0] is pin:
+            self._pin_request = None
 
     async def _pin_requested(self) -> None:
-        if self._pin_requests is None:
+        if self._pin_request is None:
             return
         # Clear the request first, because `then` may make the next one.
-        (pin, then), self._pin_requests = self._pin_requests, None
+        (pin, then), self._pin_request = self._pin_request, None
         error = None
         # Set the pin before the checkpoint is written: the checkpoint frees files, and the files
         # that the backup needs must be kept.
@@ -163,7 +162,7 @@ class Sealing(Service):
 
         Return False if a retry would find no more space, for example because there is no backup.
         """
-        # Nothing was kept, or the log is broken: another attempt would find no additional space.
+        # If no files were kept or the log is broken, a retry would find no additional space.
         if self.wal.failed is not None or not (self._break_pin() or self._freed is not None):
             return False
         assert self._freed is not None, "the pin was broken"
@@ -221,8 +220,7 @@ class Sealing(Service):
     async def run(self) -> None:
         """Seal until cancelled, or until the log is broken."""
         while self.wal.failed is None:
-            # ``begun_lsn``: if the log has not grown by the end of the round, the next one can
-            # wait longer.
+            # If the log does not grow until the end of the round, the next round can wait longer.
             interval_s, begun_lsn = ROUND_INTERVAL_S, self._seen_lsn
             try:
                 await self._round()
@@ -239,8 +237,8 @@ class Sealing(Service):
                     await trio.sleep(interval_s)
         # The log is broken. Waiting writers and backups must not wait forever.
         self._notify_freed()
-        if self._pin_requests is not None:
-            self._pin_requests[1](self.wal.failed)
+        if self._pin_request is not None:
+            self._pin_request[1](self.wal.failed)
 
     async def _round(self) -> None:
         """Perform the due work. If the disk is full and there is a pin, break it and retry once.
@@ -311,7 +309,7 @@ class Sealing(Service):
                 log.warning("merging failed", error=str(error))
 
     async def _release(self) -> None:
-        """Free records that were removed from memory and from the log, step by step."""
+        """Free the records in memory and in the log that are no longer in any index, in steps."""
         step_began = time.monotonic()
         while self.store.release_next():
             await self._pause(step_began)

@@ -1,9 +1,9 @@
 """Sources of a new segment: records by topic, from a full log file or from other segments.
 
-    log file    writes of contiguous seqs, including dead records        -> one stretch
-    segments    live records of contiguous seqs, from any number         -> one stretch
+    log file    writes of contiguous seqs, including dead records        -> one source
+    segments    live records of contiguous seqs, from several segments   -> one source
                 dead records between them, below GAP_BYTES               -> copied, flagged
-                longer gaps                                              -> end the stretch
+                longer gaps                                              -> end the source
 
 Records and entire topics may be deleted while the segment is built, so each entry is looked up when
 it is needed. The delete flags are read last.
@@ -35,7 +35,7 @@ STEP_RECORDS: Final = 4096
 
 @dataclass(slots=True)
 class Span:
-    """The entries of a topic that move: from ``first_seq`` to ``last_seq``, excluding memory.
+    """The entries of a topic to be moved: from ``first_seq`` to ``last_seq``, except in memory.
 
     There are no entries if ``last_seq`` is less than ``first_seq``.
     """
@@ -116,7 +116,7 @@ class Segments:
         first_seq = last_seq = 0
         index = topic.index
         for start, stop in sealed_entries(topic):
-            # Scan the sealed entries for the ones that are in the segments to be merged.
+            # Scan the sealed entries for entries in the segments to be merged.
             for number, locator in enumerate(index.locators(start, stop), start):
                 if self._is_in(locator):
                     first, count, _, _ = index.entry(number)
@@ -158,8 +158,8 @@ class Segments:
                     yield ExtentSource(topic_id, first, ())
                     continue
                 seq = entry.first_seq + run[0]
-                # The next run does not directly follow the last one. Yield the extent, and begin
-                # another one.
+                # If the run does not directly follow the previous run, yield the source, and begin
+                # another source.
                 if slices and seq != end:
                     yield ExtentSource(topic_id, first, slices)
                     slices = []
