@@ -79,7 +79,7 @@ def test_a_failed_stream_is_closed_immediately(
         raise failure
 
     topic = client.topic(name)
-    with ping.PingRun(topic, listen, 0.05) as run:  # type: ignore[arg-type]
+    with ping.PingRun(topic, listen, 10.0) as run:  # type: ignore[arg-type]
         assert run.ping(1)["ms"]
         monkeypatch.setattr(type(topic), "append", fail)
         kept = run._stream  # as a traceback keeps it
