@@ -31,9 +31,8 @@ class WaitingCall:
 
     def __init__(self, calls: set[WaitingCall], request: Request, then: OnResult) -> None:
         self._calls, self._then, self.request = calls, then, request
-        self._shard_call: Pending | None = (
-            None  # the call to the shard, whose callback is `answered`
-        )
+        # The call to the shard, whose callback is `answered`.
+        self._shard_call: Pending | None = None
         calls.add(self)
 
     def attach(self, shard_call: Pending | None) -> None:
@@ -64,7 +63,7 @@ class WaitingCall:
 
 
 class Drain:
-    """Whether this front drains, and the calls that the drain ends early."""
+    """The drain state of a front, and the waiting calls, which the drain ends early."""
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -95,7 +94,7 @@ class Drain:
                 call.fail(failure)
 
     def stop_waiting(self) -> None:
-        """Stop all waiting calls with `ShuttingDown`, and also calls that begin later, after
+        """Stop all waiting calls with `ShuttingDown`. Stop each call that begins later after
         `LATE_READ_S`.
         """
         self._may_wait = False

@@ -86,11 +86,10 @@ class Guard:
     def admit(self, head: Head) -> Request:
         """Check a head. Return the admitted request, or raise `TopicsError`.
 
-        Implements the order of checks in the table above. The result depends only on
-        the head and on the keys, so that the caller can cache it. Nothing is counted and nothing
-        is stored.
+        The checks run in the order of the table above. The result depends only on the head and on
+        the keys, so that the caller can cache it. Nothing is counted and nothing is stored.
         """
-        # The host comes first, because a request for another host may come from a page that an
+        # The host is checked first, because a request for another host may come from a page that an
         # attacker has pointed to this server (DNS rebinding).
         fields = head.fields
         self._hosts.check([*fields.values(b"host"), *authority_of(head.target)])

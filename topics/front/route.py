@@ -49,7 +49,7 @@ class Route:
     negotiates: bool = False  # the operation reads header fields, such as Accept
     answers_in_drain: bool = False  # also serves requests that arrive during the drain
     is_audited: bool = False  # may change existing topics, routers or records
-    is_chunked: bool = False  # only the framing of HTTP/1.1 marks the end of the response
+    is_chunked: bool = False  # the response has no known length and needs HTTP/1.1 chunks
 
     @property
     def is_document(self) -> bool:

@@ -1,4 +1,4 @@
-"""HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
+"""HTTP server of one front process: builds its parts, accepts clients, enforces deadlines, drains.
 
     listener --> Acceptor --> an Http1Protocol for each connection --> Guard --> Dispatcher
                                          data plane: operations --> shards <--.       |
@@ -61,7 +61,7 @@ POLL_GRACE_S = 0.5  # a read that still runs after this time is a long poll, and
 
 
 class Server:
-    """All parts of a front. Tests read ``connections`` and call the sweep themselves."""
+    """All parts of a front. Tests read ``connections`` and call `Connections.sweep` directly."""
 
     def __init__(
         self,

@@ -6,9 +6,8 @@
     -> share                 0..1: the part of all writes that is refused, low bands first
 
 A PI controller sets ``share`` from the lowest delay of the last ticks, so that a short burst or a
-stopped process does not change it. No write is refused while the queue is
-short, because refusals would not help a few clients that wait for a slow machine. The governor uses
-no clocks and no tasks.
+stopped process does not change it. No write is refused while the queue is short, because refusals
+would not help a few clients that wait for a slow machine. The governor uses no clocks and no tasks.
 """
 
 from __future__ import annotations
@@ -113,8 +112,8 @@ class Governor:
         if elapsed_s > 0:
             taken = (sum(self._arrived) - self._refused) / elapsed_s
             self.taken_per_s += SMOOTHING * (taken - self.taken_per_s)
-            for band, came in enumerate(self._arrived):
-                self._rates[band] += SMOOTHING * (came / elapsed_s - self._rates[band])
+            for band, count in enumerate(self._arrived):
+                self._rates[band] += SMOOTHING * (count / elapsed_s - self._rates[band])
         self._arrived, self._refused = [0] * BANDS, 0
 
     def _control(self, excess: float, ticks: float, *, is_short: bool) -> None:
