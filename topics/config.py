@@ -167,8 +167,8 @@ class Settings:
     metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
     """Maximum number of topics, and of routers, that have their own metrics."""
     console: bool = True
-    """Serve the web console at `/console`. The page is served without a key, and requests a key
-    from its user.
+    """Serve the web console at `/console`. The page itself needs no key; it prompts the user for
+    one.
     """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""

@@ -1,6 +1,6 @@
 """Drain: refuses new requests, and ends waiting calls early, so that the server can shut down.
 
-    serving --begin--> draining: new requests are refused --stop_waiting--> long polls end, too
+    serving --begin--> draining: new requests are refused --stop_waiting--> long polls also end
 
 In-flight requests finish normally. Waiting calls also end when their key is removed.
 """
@@ -71,7 +71,7 @@ class Drain:
         self._may_wait = True
 
     def begin(self) -> None:
-        """Start the drain: new requests are refused from now on."""
+        """Start the drain, so that new requests are refused."""
         self.is_draining = True
 
     def waiting(self, request: Request, then: OnResult) -> WaitingCall:

@@ -213,8 +213,8 @@ class Guard:
         """
         try:
             matched = self._match(head.method, head.target)
-        # Authenticate before the error is raised. A client without a key gets 401 for unknown
-        # paths, too.
+        # Authenticate before the error is raised, so that a client without a key also gets 401 for
+        # unknown paths.
         except (NotFound, MethodNotAllowed):
             authenticate(self._keys.access, head.fields, None)
             raise
@@ -227,8 +227,8 @@ class Guard:
     def _check_page(self, fields: HeadFields) -> None:
         """Raise `Forbidden` if a browser sent the request on behalf of a page from another site."""
         if is_from_foreign_page(fields) and not self.cors.allows(fields):
-            rule = "pages of other origins may not send this; TOPICS_CORS_ORIGINS adds origins"
-            raise Forbidden(rule)
+            rule = "requests from pages of other origins are refused"
+            raise Forbidden(f"{rule}; add the origin to TOPICS_CORS_ORIGINS")
 
     def _check_length(self, route: Route, length: int | None) -> None:
         """Raise `PayloadTooLarge` if the declared length is above the limit of the route."""
@@ -255,7 +255,7 @@ def _check_name(matched: RouteMatch) -> None:
 
 
 def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType | None]:
-    """Return whether the body is gzipped, and the error for its media type, if any.
+    """Return whether the body is gzipped, and the error for its media type, or None.
 
     A wrong type is raised immediately, except for a chunked body, because it may be empty.
     """

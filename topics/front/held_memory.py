@@ -227,7 +227,7 @@ class HeldMemory:
             return None
         for name, one in (("max_held_bytes_per_key", of_key), ("max_held_bytes", self._all)):
             if 0 < one.most < one.size + length:
-                message = "too many bytes wait for clients that read slowly"
+                message = "too much unsent data is held for slow clients"
                 return Throttled(message, limit=name, max=one.most)
         return None
 

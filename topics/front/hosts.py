@@ -104,7 +104,7 @@ def is_from_foreign_page(fields: HeadFields) -> bool:
     not exempt, because a link or a frame of another site can start one.
     """
     sites = fields.values(b"sec-fetch-site")
-    if sites == [SAME_ORIGIN]:  # also if a proxy changes the host
+    if sites == [SAME_ORIGIN]:  # true even if a proxy has changed the host
         return False
     origins = fields.values(b"origin")
     if not origins:

@@ -53,7 +53,7 @@ from topics.front.table import match, operations_for
 log = structlog.get_logger()
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
-# The date format of RFC 9110. It needs the C locale; nothing sets another one.
+# The date format of RFC 9110. It requires the C locale, which this program never changes.
 DATE = "%a, %d %b %Y %H:%M:%S GMT"
 # Additional part of the drain time, for responses to clients that connected during the drain.
 LATE_SHARE = 0.05

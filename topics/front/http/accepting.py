@@ -288,7 +288,7 @@ class Acceptor:
                 break
         # The time is up. Put the rest back in the same order, so that no client loses its position.
         self._waiting.extendleft(reversed(here))
-        # Clients that have sent nothing yet follow.
+        # Next are clients that have sent no input yet.
         for _ in range(max(0, min(most, len(self._unsorted)))):
             yield self._unsorted.popleft()
         # Half-closed clients are last, one per iteration.

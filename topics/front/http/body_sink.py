@@ -224,7 +224,7 @@ class GzipSink:
     async def write(self, piece: bytes | memoryview) -> None:
         """Inflate a chunk.
 
-        Raise `PayloadTooLarge`, `InvalidRequest` if it is not gzip, or `Throttled`.
+        Raise `InvalidRequest` if the chunk is not valid gzip, or the exceptions of `BodySink.put`.
         """
         self._wire_bytes += len(piece)
         self._sink.count(len(piece))

@@ -300,7 +300,7 @@ class Connection(RequestStream):
         try:
             for part in unsent:
                 while part:
-                    # The sweep enforces this deadline. It moves while the client reads.
+                    # The sweep enforces this deadline, which is extended while the client reads.
                     self.deadline = holding.due
                     await trio.lowlevel.wait_writable(self.fd)
                     try:

@@ -191,8 +191,8 @@ class Exchange:
         try:
             parts = self._rendered(answer, close)
             return self._connection.send_now(*parts), sum(map(len, parts))
-        # The answer holds shared memory, and its effects may have to be undone. So each failure
-        # must report it as unsent and release it.
+        # The effects of an undelivered response must be undone, and its shared memory must be
+        # released.
         except BaseException:
             answer.unsent()
             answer.done()
@@ -206,8 +206,8 @@ class Exchange:
             # must be undone.
             if answer.on_unsent is not None:
                 await connection.check_client()
-            # From here on the memory of the answer may be reclaimed: then the connection is
-            # aborted.
+            # From this call on, the memory of the answer may be reclaimed, which aborts the
+            # connection.
             answer.on_reclaim(connection.abort)
             await connection.send(*self._rendered(answer, close))
         except BaseException:

@@ -473,7 +473,7 @@ class Http1Protocol:
         """
         connection = self.connection
         # The length is unknown, or reading the body would cost more than a new connection. With
-        # ``Expect: 100-continue``, a refused client must not send the body at all.
+        # ``Expect: 100-continue``, a refused client must not send the body.
         if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
             connection.unread_body = True
         else:
