@@ -2,7 +2,7 @@
 """Starts a server. ``./supervisor.py`` takes the options of ``topics serve``.
 
 This process becomes the supervisor (`topics.process.supervisor`). The first line of this file
-ignores SIGHUP until Python handles the signal, so that an early SIGHUP does not terminate the
+ignores SIGHUP until the command blocks the signal, so that an early SIGHUP does not terminate the
 process.
 """
 
