@@ -81,8 +81,8 @@ class Settings:
     data_dir: Path = Path("topics-data")
     """The data directory."""
     shards: Annotated[int, Bound(1, 64)] = 1
-    """The number of shard processes, by default the usable cores. An existing
-    directory keeps its number.
+    """The number of shard processes, by default the number of usable cores. An existing data
+    directory keeps its number of shards.
     """
     fence: Path | None = None
     """A file shared with the machine of the standby. It prevents a former source from starting."""
@@ -107,8 +107,8 @@ class Settings:
     max_record_bytes: Annotated[int, Bound(1, GIB)] = 1 * MIB
     """Maximum size of a record's data and meta."""
     max_body_bytes: Annotated[int, Bound(1, GIB)] = 64 * MIB
-    """Maximum size of the body of an append; on a WebSocket at most 16 MiB. Other bodies have at
-    most 128 KiB.
+    """Maximum size of the body of an append, or of a request for an incremental backup. A publish
+    on a WebSocket has at most 16 MiB, and any other body has at most 128 KiB by default.
     """
     max_meta_bytes: Annotated[int, Bound(1, GIB)] = 16 * KIB
     """Maximum size of a record's meta."""
@@ -163,11 +163,13 @@ class Settings:
     """Maximum time until a record of the class `disk` is synced."""
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
     """Maximum time that shutdown waits for requests in flight."""
-    # A shard encodes all its rows in one step.
+    # Bounded, because a shard encodes all requested rows in one step.
     metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
     """Maximum number of topics, and of routers, that have their own metrics."""
     console: bool = True
-    """Serve the web console at `/console`. The page itself needs no key and asks for one."""
+    """Serve the web console at `/console`. The page itself needs no key; it prompts the user for
+    one.
+    """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""
     access_log: Literal["off", "audit", "all"] = "off"

@@ -44,7 +44,7 @@ class ExitCode(IntEnum):
     DONE = 0
     FAILED = 1  # the log or the last line on stderr contains the reason
     USAGE = 2  # wrong arguments, path or settings
-    DAMAGED = 3  # corrupt data: another start would fail, too
+    DAMAGED = 3  # corrupt data: a restart would also fail
     NOT_FOUND = 4  # no such topic, router or cursor
     REFUSED = 5  # the API key is missing or unknown, or lacks a scope or a prefix
     UNREACHABLE = 6  # the server does not respond, or is not ready

@@ -1,6 +1,7 @@
-"""Ways to import libraries without the modules that this program does not use.
+"""Import helpers: omit or defer modules of libraries that a program does not use, and disable
+garbage collection during imports.
 
-Server processes start faster and use less memory without these modules.
+Without these modules, server processes start faster and use less memory.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ def load_compiled(package: str, name: str) -> None:
     """Import the compiled module ``name`` of a package as the package itself. The other modules of
     the package are not imported.
     """
-    whole = None if package in sys.modules else PathFinder.find_spec(package)
-    if whole is not None:
-        places = whole.submodule_search_locations
-        spec = PathFinder.find_spec(f"{package}.{name}", places)
+    parent = None if package in sys.modules else PathFinder.find_spec(package)
+    if parent is not None:
+        locations = parent.submodule_search_locations
+        spec = PathFinder.find_spec(f"{package}.{name}", locations)
         if spec is not None and spec.loader is not None:
             sys.modules[package] = module = module_from_spec(spec)
             spec.loader.exec_module(module)

@@ -21,7 +21,9 @@ class BodyOwner(Protocol):
     """The owner of the memory of a response body: the `Reply` from a shard, or a substitute."""
 
     def on_reclaim(self, give_up: Callable[[], object]) -> None:
-        """Call ``give_up`` if the memory is needed. ``give_up`` must soon cause a `release`."""
+        """Register ``give_up``, which is called if the memory is needed and must soon cause a call
+        of `release`.
+        """
 
     def release(self) -> None:
         """Release the memory, because the body is no longer needed."""
@@ -45,7 +47,9 @@ class Answer(msgspec.Struct, eq=False):
     on_unsent: Callable[[], None] | None = None
 
     def on_reclaim(self, release: Callable[[], object]) -> None:
-        """Call ``release``, which must cause a call of `done`, if the shared memory is needed."""
+        """Register ``release``, which is called if the shared memory is needed and must cause a
+        call of `done`.
+        """
         if self.reply is not None:
             self.reply.on_reclaim(release)
 

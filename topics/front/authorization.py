@@ -38,7 +38,7 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
 
 
 def key_of(access: Access, initial_input: bytes) -> bytes | None:
-    """Return the digest of the key in the first bytes of a request, or None if no key is known.
+    """Return the digest of the known key in the first bytes of a request, or None.
 
     The result determines only which new client is served first. It does not authorize any request.
     """

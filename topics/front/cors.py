@@ -21,7 +21,8 @@ from topics.formats.api.request_heads import Head, Headers, HeadFields
 from topics.formats.api.response_heads import field_lines
 
 ANY = b"*"
-# No browser caches a preflight for longer. A removed origin is refused immediately anyway.
+# Chromium caches a preflight for at most two hours. A cached preflight does not give access to a
+# removed origin, because each request is checked.
 MAX_AGE_S = 7200
 ALLOWED: Headers = (
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),

@@ -1,6 +1,6 @@
 """Drain: refuses new requests, and ends waiting calls early, so that the server can shut down.
 
-    serving --begin--> draining: new requests are refused --stop_waiting--> long polls end, too
+    serving --begin--> draining: new requests are refused --stop_waiting--> long polls also end
 
 In-flight requests finish normally. Waiting calls also end when their key is removed.
 """
@@ -31,9 +31,8 @@ class WaitingCall:
 
     def __init__(self, calls: set[WaitingCall], request: Request, then: OnResult) -> None:
         self._calls, self._then, self.request = calls, then, request
-        self._shard_call: Pending | None = (
-            None  # the call to the shard, whose callback is `answered`
-        )
+        # The call to the shard, whose callback is `answered`.
+        self._shard_call: Pending | None = None
         calls.add(self)
 
     def attach(self, shard_call: Pending | None) -> None:
@@ -64,7 +63,7 @@ class WaitingCall:
 
 
 class Drain:
-    """Whether this front drains, and the calls that the drain ends early."""
+    """The drain state of a front, and the waiting calls, which the drain ends early."""
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -72,7 +71,7 @@ class Drain:
         self._may_wait = True
 
     def begin(self) -> None:
-        """Start the drain: new requests are refused from now on."""
+        """Start the drain, so that new requests are refused."""
         self.is_draining = True
 
     def waiting(self, request: Request, then: OnResult) -> WaitingCall:
@@ -95,7 +94,7 @@ class Drain:
                 call.fail(failure)
 
     def stop_waiting(self) -> None:
-        """Stop all waiting calls with `ShuttingDown`, and also calls that begin later, after
+        """Stop all waiting calls with `ShuttingDown`. Stop each call that begins later after
         `LATE_READ_S`.
         """
         self._may_wait = False

@@ -86,11 +86,10 @@ class Guard:
     def admit(self, head: Head) -> Request:
         """Check a head. Return the admitted request, or raise `TopicsError`.
 
-        Implements the order of checks in the table above. The result depends only on
-        the head and on the keys, so that the caller can cache it. Nothing is counted and nothing
-        is stored.
+        The checks run in the order of the table above. The result depends only on the head and on
+        the keys, so that the caller can cache it. Nothing is counted and nothing is stored.
         """
-        # The host comes first, because a request for another host may come from a page that an
+        # The host is checked first, because a request for another host may come from a page that an
         # attacker has pointed to this server (DNS rebinding).
         fields = head.fields
         self._hosts.check([*fields.values(b"host"), *authority_of(head.target)])
@@ -214,8 +213,8 @@ class Guard:
         """
         try:
             matched = self._match(head.method, head.target)
-        # Authenticate before the error is raised. A client without a key gets 401 for unknown
-        # paths, too.
+        # Authenticate before the error is raised, so that a client without a key also gets 401 for
+        # unknown paths.
         except (NotFound, MethodNotAllowed):
             authenticate(self._keys.access, head.fields, None)
             raise
@@ -228,8 +227,8 @@ class Guard:
     def _check_page(self, fields: HeadFields) -> None:
         """Raise `Forbidden` if a browser sent the request on behalf of a page from another site."""
         if is_from_foreign_page(fields) and not self.cors.allows(fields):
-            rule = "pages of other origins may not send this; TOPICS_CORS_ORIGINS adds origins"
-            raise Forbidden(rule)
+            rule = "requests from pages of other origins are refused"
+            raise Forbidden(f"{rule}; add the origin to TOPICS_CORS_ORIGINS")
 
     def _check_length(self, route: Route, length: int | None) -> None:
         """Raise `PayloadTooLarge` if the declared length is above the limit of the route."""
@@ -256,7 +255,7 @@ def _check_name(matched: RouteMatch) -> None:
 
 
 def _check_media(route: Route, head: Head) -> tuple[bool, UnsupportedMediaType | None]:
-    """Return whether the body is gzipped, and the error for its media type, if any.
+    """Return whether the body is gzipped, and the error for its media type, or None.
 
     A wrong type is raised immediately, except for a chunked body, because it may be empty.
     """

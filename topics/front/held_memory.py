@@ -15,7 +15,7 @@ yet, and incomplete requests (`UnreadInput`).
     more                      clients, until the sum is within the bound      refused (`refusal`)
 
 A *block* is one object in memory. A block that many clients wait for, such as a page of a feed,
-counts once in each sum. A client that reads less than `READ_MIN_BYTES_PER_S` is disconnected, too
+counts once in each sum. A client that reads less than `READ_MIN_BYTES_PER_S` is also disconnected
 (`Holding.due`). This depends on the age of the oldest unsent byte, not on the time since the client
 last read a byte.
 
@@ -35,8 +35,8 @@ DEFAULT_MAX_BYTES = 96 << 20
 BACKLOG_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
 STALL_MAX_S = 30.0  # §7.6; the maximum age of the oldest unsent byte
-UNREAD_MIN_BYTES = 1024  # if a client has less unread input, it is not counted
-READ_MIN_BYTES_PER_S = 16 * 1024  # `STALL_MAX_S` grows by one second for each 16 KiB read
+UNREAD_MIN_BYTES = 1024  # less unread input of a client is not counted
+READ_MIN_BYTES_PER_S = 16 * 1024  # each 16 KiB that a client reads extend its limit by one second
 
 
 class Client(Protocol):
@@ -167,9 +167,9 @@ class HeldMemory:
         return self._all.size
 
     def hold(self, client: Client, key: bytes, now: float) -> Holding:
-        """Start a holding for a client that accepts less than it is sent.
+        """Start a holding for a client whose socket does not accept all data immediately.
 
-        The caller must call `release`.
+        The caller must call `release` afterwards.
         """
         holding = Holding(client, key, now)
         of_key = self._keys.get(key)
@@ -191,7 +191,7 @@ class HeldMemory:
             return  # the client is already being disconnected
         holding.blocks.append((id(block), length))
         holding.size += length
-        holding.rate.count(length, now)  # an initial credit of some seconds
+        holding.rate.count(length, now)  # a credit: some seconds to read this block
         # The first block does not count: it may be a single long response.
         if holding.size - holding.blocks[0][1] > BACKLOG_MAX_BYTES:
             self._overlong.append(holding)
@@ -227,7 +227,7 @@ class HeldMemory:
             return None
         for name, one in (("max_held_bytes_per_key", of_key), ("max_held_bytes", self._all)):
             if 0 < one.most < one.size + length:
-                message = "too many bytes wait for clients that read slowly"
+                message = "too much unsent data is held for slow clients"
                 return Throttled(message, limit=name, max=one.most)
         return None
 

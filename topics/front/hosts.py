@@ -7,8 +7,8 @@ that do more than return a document.
     any name               otherwise, and with ``*`` in the setting
 
 In a DNS rebinding attack, a foreign name resolves to 127.0.0.1, so that a browser treats this
-server as the foreign site. A request that has no host name (HTTP/1.0) passes, because no browser
-sends one.
+server as the foreign site. A request without a host name (HTTP/1.0) passes, because browsers always
+send a host name.
 
 A browser sends some requests from a page to any site without a preflight. They change data or hold
 resources of the server even though the page cannot read the response: a work stream (a GET that
@@ -104,7 +104,7 @@ def is_from_foreign_page(fields: HeadFields) -> bool:
     not exempt, because a link or a frame of another site can start one.
     """
     sites = fields.values(b"sec-fetch-site")
-    if sites == [SAME_ORIGIN]:  # also if a proxy changes the host
+    if sites == [SAME_ORIGIN]:  # true even if a proxy has changed the host
         return False
     origins = fields.values(b"origin")
     if not origins:

@@ -48,7 +48,7 @@ class Keys:
         return Unauthorized("the rights of this key have changed")
 
     def check(self, principal: Principal) -> None:
-        """Raise the error that `refusal` returns, if any."""
+        """Raise the error if `refusal` returns one."""
         if (failure := self.refusal(principal)) is not None:
             raise failure
 

@@ -25,7 +25,7 @@ CODING = re.compile(
 
 
 def check_body_media(fields: HeadFields) -> tuple[bool, UnsupportedMediaType | None]:
-    """Return whether a request body is gzipped, and the error for its media type or coding, if any.
+    """Return whether a request body is gzipped, and the error for its type or coding, or None.
 
     The body must be JSON in UTF-8, with the coding gzip or none.
     """

@@ -36,20 +36,20 @@ class Route:
     method: str
     path: str
     name: str
-    scope: Scope | None  # None: any key, or no key at all if `is_open`
+    scope: Scope | None  # None: any key, or no key if `is_open`
     _: KW_ONLY
     body: BodyRule = BodyRule.NONE
     parameters: tuple[Parameter[Any], ...] = ()  # of the query, checked in this order
     long_body: bool = False  # decoded in fragments, so the only bound is TOPICS_MAX_BODY_BYTES
     waits: bool = False  # may wait for records; the call ends if the client hangs up
     is_open: bool = False  # needs no key, unless TOPICS_PROBE_AUTH is set
-    is_public: bool = False  # needs no key even then, because it reveals nothing about the server
+    is_public: bool = False  # needs no key even if TOPICS_PROBE_AUTH is set: has no private data
     streams: bool = False  # the response has no end and is the last of its connection
     query_token: bool = False  # accepts ``?token=``, because an EventSource can send no header
     negotiates: bool = False  # the operation reads header fields, such as Accept
     answers_in_drain: bool = False  # also serves requests that arrive during the drain
     is_audited: bool = False  # may change existing topics, routers or records
-    is_chunked: bool = False  # only the framing of HTTP/1.1 marks the end of the response
+    is_chunked: bool = False  # the response has no known length and needs HTTP/1.1 chunks
 
     @property
     def is_document(self) -> bool:

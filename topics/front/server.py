@@ -1,4 +1,4 @@
-"""HTTP server of one front process: builds the parts, accepts clients, sweeps, drains.
+"""HTTP server of one front process: builds its parts, accepts clients, enforces deadlines, drains.
 
     listener --> Acceptor --> an Http1Protocol for each connection --> Guard --> Dispatcher
                                          data plane: operations --> shards <--.       |
@@ -53,7 +53,7 @@ from topics.front.table import match, operations_for
 log = structlog.get_logger()
 
 DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
-# The date format of RFC 9110. It needs the C locale; nothing sets another one.
+# The date format of RFC 9110. It requires the C locale, which this program never changes.
 DATE = "%a, %d %b %Y %H:%M:%S GMT"
 # Additional part of the drain time, for responses to clients that connected during the drain.
 LATE_SHARE = 0.05
@@ -61,7 +61,7 @@ POLL_GRACE_S = 0.5  # a read that still runs after this time is a long poll, and
 
 
 class Server:
-    """All parts of a front. Tests read ``connections`` and call the sweep themselves."""
+    """All parts of a front. Tests read ``connections`` and call `Connections.sweep` directly."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ def _decoded(path: bytes) -> str:
 
 
 def _find(segments: Segments) -> tuple[Segments | None, str | None]:
-    """Return the matching path of the table and the name at its placeholder, if any."""
+    """Return the matching path of the table and the name at its placeholder. Each may be None."""
     # Paths without a placeholder are found by a look-up, and have precedence.
     if segments in PATHS and segments not in NAMED_PATHS:
         return segments, None

@@ -98,7 +98,7 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
         admitted().response = made
         return made
 
-    # Every response passes `keep`, including the responses of the error handlers.
+    # `keep` receives every response, including the responses of the error handlers.
     app.register_error_handler(TopicsError, refuse)
     app.register_error_handler(Exception, send_internal_error)
     app.after_request(keep)
@@ -133,10 +133,7 @@ class Application:
     context: RouteContext
 
     async def call(self, call: AdminCall) -> Answer:
-        """Return the response.
-
-        Its body is not in shared memory. This never waits for the client.
-        """
+        """Return the response, without waiting for the client. Its body is not in shared memory."""
         sent: list[bytes] = []
 
         async def take(event: Event) -> None:

@@ -5,8 +5,9 @@
 The counters of all processes are stored on the board, and their states and settings are also
 available while the shards are down. So a page can be served in any state of the shards, and during
 the drain.
-The rows of single topics and routers come from the shards, which are called concurrently. A shard
-that is down or has not responded within `READ_MAX_S` is omitted. Then the page reports this:
+
+The rows of single topics and routers are requested from all shards concurrently. A shard that is
+down or has not responded within `READ_MAX_S` is omitted. The gauge
 ``topics_topic_metrics_truncated`` is 1 if any topic may be missing. A shard scans all its names for
 one page, so only a few pages are read concurrently. If there are many concurrent requests, many of
 them get no rows.

@@ -47,8 +47,8 @@ async def delete(router: str) -> Response:
 async def list_routers() -> Response:
     """Return a page of routers, ordered by name.
 
-    The shard returns one router more than the page, so that the cursor of the next page is only set
-    if there is one.
+    The shard returns one router more than the page has, so that the response has a cursor only if
+    there is a next page.
     """
     call = admitted()
     query, size = call.request.query, call.request.query[paging.SIZE]

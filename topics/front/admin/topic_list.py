@@ -17,8 +17,8 @@ from topics.front.route import Route
 async def list_topics() -> Response:
     """Return a page of topics, ordered by name.
 
-    Each shard lists its own topics, up to one more than the page, so that the cursor of the next
-    page is only set if there is one.
+    Each shard lists its own topics, up to one more than the page has, so that the response has a
+    cursor only if there is a next page.
     """
     call = admitted()
     query, size = call.request.query, call.request.query[paging.SIZE]

@@ -8,7 +8,7 @@ const failure = (status, code, message, detail = {}) =>
 
 export const session = {
   key: sessionStorage.getItem(KEY) ?? "",
-  denied: new Set(JSON.parse(sessionStorage.getItem(DENIED) ?? "[]")), // scopes that it lacks
+  denied: new Set(JSON.parse(sessionStorage.getItem(DENIED) ?? "[]")), // scopes that the key lacks
   isKeyWanted: false,
   isLost: false, // the server did not respond to the last request
   changed() {}, // set by the app
@@ -79,8 +79,8 @@ export const topicState = (name) => ask("GET", topicPath(name, "?touch=false"));
 export const diff = (name, from_seq, limit, more = {}) => ask("POST", topicPath(name, "/diff"),
   { from_seq, limit, include_tags: true, ...more }, parseRecords);
 
-/** Return the entry of a topic in the list; undefined if there is none. A GET would be a 404, which
-    the browser logs. */
+/** Return the entry of a topic in the list; undefined if there is none. A GET would return 404,
+    which the browser logs. */
 export async function listed(name) {
   const { topics } = await ask("GET", `/v0/topics?${query({ prefix: name, page_size: 1 })}`);
   return topics.find((each) => each.topic === name);

@@ -1,5 +1,5 @@
-// Cursors: the positions of readers that store them on the server. Each is a topic cursor:NAME. Its
-// last record contains the position in every topic: {topic: [seq, epoch]}.
+// Cursors: the positions of readers that store them on the server. Each cursor is stored in a topic
+// cursor:NAME. The last record contains the position in every topic: {topic: [seq, epoch]}.
 import { html } from "./lit-html.js";
 import { ask, curl, diff, listed, query, topicPath } from "./api.js";
 import { action, ago, at, confirmRemoval, count, each, empty, listPage, nameCell, openForm, say,

@@ -24,7 +24,7 @@ export function bound(rows) {
 const unescaped = (text) => text.replace(/\\u([0-9a-f]{4})/gi,
   (_, code) => String.fromCharCode(parseInt(code, 16)));
 
-/** Return whether a row has the tag (a * at its end stands for any rest) and contains the text. */
+/** Return whether a row has the tag (a trailing * matches any suffix) and contains the text. */
 export function passes({ record }, tag, text) {
   if (!record) return true;
   const own = record.$tag ?? "", isGlob = tag.endsWith("*");

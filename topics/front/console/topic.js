@@ -138,7 +138,8 @@ function browse({ name, parameters }) {
   }
 
   /** Return the seq after which the last PAGE records below `seq` begin. There may be gaps of any
-      size. After `few` there are fewer records, after `many` more than one response holds. */
+      size. Fewer records follow after `few`. After `many`, more records follow than fit into one
+      response. */
   async function before(seq) {
     const first = (await topicState(name)).earliest_seq - 1;
     let few = seq - 1, many = first - 1, span = PAGE;
@@ -201,7 +202,7 @@ function browse({ name, parameters }) {
 
 // Publish
 
-const DRAFT = "topics-draft:"; // and the topic: stored in this tab until the append
+const DRAFT = "topics-draft:"; // the name of a topic follows; stored in this tab until the append
 const EMPTY = { data: "", meta: "", tag: "", node: "", key: "", delay: "" };
 
 function publish(topic) {

@@ -2,7 +2,7 @@
 
     begin: all shards pin --> flags --> all hold, all cut, all resume --> files --> all confirm
        |                        |  one tar, in chunks, at the speed of its client          |
-       '-- one cannot: 503      '-- any failure, drain: aborted                            v
+       '-- a shard cannot: 503  '-- any failure, drain: aborted                            v
                                                                         manifest, last chunk
 
 The shards return the files, and the byte range of each file, that belong to the backup. A thread
@@ -118,16 +118,16 @@ class Backup:
 
     async def run(self, request: Request, connection: Connection) -> None:
         """Send the backup. Raise `OSError` if it is aborted."""
-        is_whole = False
+        is_complete = False
         try:
             await self._send(request, connection)
-            is_whole = True
+            is_complete = True
         except (TopicsError, OSError, Damaged) as error:
             log.warning("backup aborted", error=str(error))
             raise ConnectionAbortedError("the backup was aborted") from error
         finally:
             self.abandon()
-            self._backups.counts[not is_whole] += 1
+            self._backups.counts[not is_complete] += 1
         self._backups.finished_ms = time.time_ns() // 1_000_000
 
     async def _send(self, request: Request, connection: Connection) -> None:
@@ -139,7 +139,9 @@ class Backup:
         await self._send_all(request, connection, stream.add([*self._files, *found]))
         # All shards confirm that they still have the files of the backup.
         await self._call_all(BACKUP_END)
-        self.abandon()  # a client that has received the last byte may request the next backup
+        # Permit the next backup before the last byte is sent, because the client may request it
+        # immediately afterwards.
+        self.abandon()
         manifest = Manifest(
             *(FORMAT, __version__, self._shards.count, created_ms, cuts),
             *(stream.members, stream.runs),
@@ -216,7 +218,7 @@ class Backup:
         return [found[shard] for shard in range(self._shards.count)]
 
     def _release(self) -> None:
-        """Let held moves continue, without waiting for the results."""
+        """End the holds of all shards with BACKUP_FILES, without waiting for the results."""
 
         def drop(answer: Reply[Any] | TopicsError) -> None:
             if isinstance(answer, Reply):
@@ -235,7 +237,7 @@ def _chunk(data: bytes) -> Sequence[bytes]:
 async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveChannel[bytes]]:
     """Iterate ``pieces`` in a low-priority thread, up to `READ_AHEAD_CHUNKS` ahead of the reader.
 
-    On exit, the context manager raises the exception of the thread, if any.
+    If the thread has failed, the context manager raises its exception on exit.
     """
     send, receive = trio.open_memory_channel[bytes](READ_AHEAD_CHUNKS)
     token = trio.lowlevel.current_trio_token()
@@ -253,8 +255,8 @@ async def reading(pieces: Iterator[bytes]) -> AsyncIterator[trio.MemoryReceiveCh
                 # Closing the channel ends the iteration of the reader.
                 token.run_sync_soon(send.close)
 
-    # Use a new thread, because trio's threads are reused and a process may not raise a priority
-    # again.
+    # Use a new thread, because trio reuses its threads and an unprivileged process cannot raise the
+    # priority of a thread again.
     threading.Thread(target=read, name="backup", daemon=True).start()
     with receive:
         yield receive

@@ -2,8 +2,8 @@
 
     GET, If-None-Match: the ETag that the client has --> 304, or 200 with the file
 
-Each file has its own path. A path that a client has sent must never reach the file system. The ETag
-is derived from the content, and the gzipped form has another ETag.
+Each file has its own route. A path that a client has sent must never be used as a file path. The
+ETag is derived from the content, and the gzipped form has another ETag.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 The requests of such a client differ only in ``from_seq``, and each response contains the next
 ``from_seq``. So the front predicts the bytes of the next request:
 
-    a diff --> predict the next diff
-                   |
-                   it arrives --> the shard responds; the front requests the page after it
-                                    |
-                                    it is used --> the next run of pages, twice as long
+    the client sends                the front
+    a diff                          calls the shard, and predicts the next diff
+    the predicted diff              calls the shard, and requests a run of one page
+    the diff for the first page     responds with this page, and requests the next run, twice as
+    of a run                        long, up to `RUN_PAGES_MAX` pages
 
 The shard processes a predicted body like the request itself. A counter in shared memory
 (`topics.actors.link.heads`) shows whether a page is still the correct response. A page that is not
@@ -141,7 +141,7 @@ class NextRunRequest:
         self._request_run, self._reply = request_run, reply
 
     def on_reclaim(self, reclaim: Callable[[], object]) -> None:
-        """Call ``reclaim`` if the memory of the response is needed."""
+        """Register ``reclaim``, which is called if the memory of the response is needed."""
         if self._reply is not None:
             self._reply.on_reclaim(reclaim)
 

@@ -49,9 +49,10 @@ from topics.front.route import BodyRule, Route
 
 log = structlog.get_logger()
 
-# Requests of the first message, so that the shard starts while the front reads more.
+# Maximum number of requests in the first message of an iteration. It is small, so that the shard
+# starts while the front reads more requests.
 JOINED_FIRST_MAX = 8
-JOINED_MAX = 32  # requests of the later messages of an iteration
+JOINED_MAX = 32  # maximum number of requests in each later message of an iteration
 JOINED_MAX_BYTES = 16 * 1024  # of the bodies of a group, unless it consists of one request
 
 Key: TypeAlias = tuple[str, bool, Principal]
@@ -181,7 +182,7 @@ class AppendGroups:
             return
         outcome, band = DECODED[reply.result.outcomes[0]]
         topic = group.request.topic
-        # The band travels with the reply, so that the front knows the priority of the topic.
+        # The reply contains the band, so that the front knows the priority of the topic.
         if self._bands.known.get(topic, NEW_BAND) != band:
             self._bands.store(topic, band)
         if outcome == FAILED:

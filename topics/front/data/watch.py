@@ -5,9 +5,9 @@
     GET    /v0/watch    ?topic ...  both in one request, without a session: the ids of its events
                                     contain all data that a client needs to resume
 
-If a shard is not ready, and during the drain, the third request gets an ``error`` event 503 in a
-response with status 200 that ends immediately. With status 503 an EventSource would never
-reconnect. The sessions and streams are implemented in `topics.front.live`.
+If a shard is not ready, and during the drain, ``GET /v0/watch`` returns status 200, an ``error``
+event with the code 503, and the end of the stream. After a response with status 503, an EventSource
+would never reconnect. The sessions and streams are implemented in `topics.front.live`.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ def stream(context: RouteContext, request: Request, _body: Body, _at: int, then:
     session = watches.open(request.wid, request.principal, fields.joined(b"accept"))
     context.pressure.check_stream(request.principal.digest, request.wid, [*session.cursors], None)
     last_event_id = fields.joined(b"last-event-id").strip()
-    let_go = context.live.hold_slot(session.principal)
+    release_slot = context.live.hold_slot(session.principal)
 
     async def run(connection: Connection) -> None:
-        # The stream takes its own slot when it begins.
-        let_go()
+        # The stream acquires its own slot when it begins.
+        release_slot()
         await watches.stream(session, connection, last_event_id)
 
     answer = Answer(200, RETRY, headers=HEADERS, stream=run)
-    answer.on_unsent = let_go
+    answer.on_unsent = release_slot
     then(answer)
 
 
@@ -115,12 +115,12 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
         return Answer(200, event + RETRY, media_type=EVENT_STREAM)
     context.pressure.check_stream(principal.digest, f"watch/{min(names)}", [*names], None)
     live.check_limits(principal)
-    let_go = live.hold_slot(principal)
+    release_slot = live.hold_slot(principal)
     id = CursorsId(cursors)
 
     async def run(connection: Connection) -> None:
-        # The stream takes its own slot when it begins.
-        let_go()
+        # The stream acquires its own slot when it begins.
+        release_slot()
         heartbeat_s = asked.heartbeat_ms / 1000
         await OneRequestStream(
             live, connection, principal, heartbeat_s, asked.view, cursors, gone, id
@@ -129,7 +129,7 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
     # Send the first id without an event. So a client that began at the head loses nothing if it
     # must reconnect before the first event.
     answer = Answer(200, b"id: %b\n%b" % (id.text(), RETRY), headers=HEADERS, stream=run)
-    answer.on_unsent = let_go
+    answer.on_unsent = release_slot
     return answer
 
 

@@ -52,15 +52,15 @@ def open_socket(
     # The slot is held until the stream acquires its own.
     context.live.check_limits(request.principal)
     context.pressure.check_stream(request.principal.digest, "ws", [], None)
-    let_go = context.live.hold_slot(request.principal)
+    release_slot = context.live.hold_slot(request.principal)
 
     async def run(connection: Connection) -> None:
-        let_go()
+        release_slot()
         principal, settings, limits = request.principal, context.settings, context.limits
         await WebSocket(context.live, connection, principal, settings, limits).run()
 
     answer = Answer(101, headers=headers, stream=run)
-    answer.on_unsent = let_go
+    answer.on_unsent = release_slot
     then(answer)
 
 

@@ -12,7 +12,8 @@ So clients that connect and send nothing do not exclude other clients (`Connecti
 client that is neither accepted nor refused would hang in the listen queue. So the front accepts
 clients even if many wait and no slot is free. For each accepted client it then refuses the client
 that has waited longest among the clients without a key, or among the clients of the key that has
-the most waiting clients. It keeps a spare descriptor to accept and refuse clients.
+the most waiting clients. It keeps a spare descriptor, so that it can accept and refuse a client
+when no other descriptor is free.
 
 If more clients wait than one iteration takes, clients whose first input contains a known key are
 taken first, one of each key in rotation. So clients without a key, or clients of one key, cannot
@@ -80,7 +81,7 @@ class Refusals:
     def refuse(self, sock: socket.socket, failure: Throttled) -> None:
         """Send the failure as a response.
 
-        The socket is closed later, so that the client can read it.
+        The socket is closed later, so that the client can read the response.
         """
         answer = error_answer(failure)
         head = self._responses.render(
@@ -126,10 +127,11 @@ PEEKED_BYTES = 4096  # of a new client's input; most request heads are shorter
 SPENT_MAX_S = 0.002  # per iteration, for new clients; at least one client without a key is served
 CHECK_BATCH = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
 CHECKS_PER_ITERATION = 8
-# Waiting clients that have no key, or the same key, if no slot is free. They wait about a second.
+# Maximum number of waiting clients that have no key, or the same key, while no slot is free. They
+# wait about a second.
 WAITING_MAX = 512
 UNSORTED_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
-TASK_END_PASSES = 8  # most loop iterations in which a cancelled task closes its connection
+TASK_END_PASSES = 8  # maximum number of iterations until a cancelled task closes its connection
 RETRY_S = 0.1
 FIRST_READ_BYTES = 64 * 1024
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
@@ -154,8 +156,8 @@ class Acceptor:
     """Accepts the clients of one listener.
 
     ``request_count`` returns the number of requests since the start. ``lines`` is passed to
-    `Refusals`. ``evict`` is `Connections.evict`; many waiting clients do not displace a
-    client with a key. ``key_of`` returns the key in the first input of a client, or None.
+    `Refusals`. ``evict`` is `Connections.evict`; while many clients wait, it may close only
+    connections without a key. ``key_of`` returns the key in the first input of a client, or None.
     """
 
     def __init__(
@@ -170,9 +172,9 @@ class Acceptor:
         self.slots, self._evict, self._key_of = slots, evict, key_of
         self.refusals = Refusals(responses, lines)
         self._request_count = request_count
-        # -1 while it is used to accept a client, or if none could be opened. `tick` opens it
-        # again.
-        self._spare_fd = -1  # closed to accept a client if no other descriptor is free
+        # The spare descriptor is closed to accept a client if no other descriptor is free. It is -1
+        # while it is closed, or if it could not be opened. `tick` opens it again.
+        self._spare_fd = -1
         self._is_running = False
         # Accepted clients that no protocol serves yet.
         # A socket is in exactly one of these queues and uses one slot. Each exit from a queue
@@ -202,15 +204,14 @@ class Acceptor:
                     await trio.lowlevel.checkpoint()
                 else:
                     await trio.lowlevel.wait_readable(listener)
-                # Accept first, also if many wait, because the kernel drops connections when its
-                # queue is full.
+                # Accept new clients first, even if many clients wait, because the kernel drops
+                # connections when its queue is full.
                 for _ in range(ACCEPTS_PER_ITERATION):
                     if not (await self._may_accept(listener) and await self._accept(listener)):
                         break
-                # The first requests of new clients do not count, so that new clients do not raise
-                # their own limit.
                 # The number of requests from established clients since the last iteration
-                # determines how many new clients this iteration takes.
+                # determines how many new clients this iteration takes. The first requests of new
+                # clients do not count, so that new clients do not raise their own limit.
                 requests, seen = self._request_count() - seen, self._request_count()
                 of_others = max(0, requests - silent)
                 silent = max(0, silent - requests)
@@ -287,7 +288,7 @@ class Acceptor:
                 break
         # The time is up. Put the rest back in the same order, so that no client loses its position.
         self._waiting.extendleft(reversed(here))
-        # Clients that have sent nothing yet follow.
+        # Next are clients that have sent no input yet.
         for _ in range(max(0, min(most, len(self._unsorted)))):
             yield self._unsorted.popleft()
         # Half-closed clients are last, one per iteration.
@@ -456,7 +457,8 @@ class Acceptor:
             self.refusals.note("no file descriptor left")
             await trio.sleep(RETRY_S)
             return False
-        # For a moment there is a free descriptor. Use it for one client and take it back.
+        # Closing the spare descriptor frees one descriptor for this client. It is opened again
+        # after the client has been refused.
         self._close_spare()
         try:
             sock, _ = listener.accept()

@@ -90,7 +90,7 @@ class AdminPlane:
             await self._loaded.wait()
 
     async def call(self, call: AdminCall) -> Answer:
-        """Return the response to a call. Call `loaded` first. This never waits for the client."""
+        """Return the response to a call, without waiting for the client. Call `loaded` first."""
         assert self._application is not None, "the application is loaded"
         try:
             return await self._application.call(call)
@@ -111,9 +111,9 @@ class AdminPlane:
             await self._ended.wait()
 
     def end(self) -> None:
-        """Let `run` return, because no request is in flight.
+        """Let `run` return, also before or during the import.
 
-        Also stops `run` before or during the import.
+        Call this when no request is in flight.
         """
         self._ended.set()
         self._loading.cancel()

@@ -24,12 +24,12 @@ from topics.front.body_limits import no_space, too_large
 from topics.front.request import Body
 from topics.front.transfer_rate import TransferRate
 
-FIRST_BYTES = 64 * 1024  # first allocation of shared memory, at most the declared length ...
-FIRST_INLINE_BYTES = (
-    4096  # ... and of the front's own memory, because thousands of bodies may start together
-)
-GROW_WAIT_S = 5.0  # time for which a body that has a block waits for a longer block ...
-GROW_POLL_S = 0.1  # ... and the interval between its attempts
+FIRST_BYTES = 64 * 1024  # first allocation of shared memory, at most the declared length
+# First allocation of the front's own memory. It is small, because thousands of bodies may start
+# together.
+FIRST_INLINE_BYTES = 4096
+GROW_WAIT_S = 5.0  # time for which a body that has a block waits for a longer block
+GROW_POLL_S = 0.1  # interval between the attempts to get a longer block
 STEP_BYTES = 64 * 1024  # inflated in one step
 STEPS_PER_ITERATION = 8  # then other connections run; 512 KiB take about 1 ms
 WBITS_GZIP = 31
@@ -120,7 +120,7 @@ class BodySink:
         self.length += received
 
     async def write(self, piece: bytes | memoryview) -> None:
-        """Append a chunk in the form in which it was received. Raises the exceptions of `put`."""
+        """Append a chunk from the network, and count its bytes. Raises the exceptions of `put`."""
         self.count(len(piece))
         await self.put(piece)
 
@@ -167,8 +167,7 @@ class BodySink:
         """Grow after slower bodies were aborted, or after other bodies have finished.
 
         A body that has no block does not wait for other bodies to finish, because little of it has
-        been received.
-        Raise `Throttled` if the memory stays full.
+        been received. Raise `Throttled` if the memory stays full.
         """
         while self._shards.abort_slowest(self._shard, self, trio.current_time()):
             # Bodies that were ended by `abort_slowest` free their memory now.
@@ -225,7 +224,7 @@ class GzipSink:
     async def write(self, piece: bytes | memoryview) -> None:
         """Inflate a chunk.
 
-        Raise `PayloadTooLarge`, `InvalidRequest` if it is not gzip, or `Throttled`.
+        Raise `InvalidRequest` if the chunk is not valid gzip, or the exceptions of `BodySink.put`.
         """
         self._wire_bytes += len(piece)
         self._sink.count(len(piece))

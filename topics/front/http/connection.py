@@ -72,8 +72,8 @@ class Timings:
 
     tick_s: float = 1.0  # between two sweeps: the precision of all limits below
     head_s: float = 10.0  # from the first byte of a head to the last
-    body_grace_s: float = 30.0  # the time by which a body may arrive later than ...
-    body_bytes_per_s: int = 64 * 1024  # ... at this rate; early bytes earn no additional time
+    body_grace_s: float = 30.0  # the time by which a body may fall behind `body_bytes_per_s`
+    body_bytes_per_s: int = 64 * 1024  # minimum rate of a body; early bytes earn no more time
     idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
     late_s: float = 1.0  # to the first byte, for a client that connects during the drain
     linger_s: float = 2.0  # for the client to read the last response while it still sends
@@ -92,7 +92,9 @@ class Owner(Protocol):
         """Stop serving the connection in any state. `Connection.is_ended` is already set."""
 
     def watch_hang_up(self) -> None:
-        """Reset the connection when its client hangs up, while it ``waits``."""
+        """Watch the client, so that the connection is reset if the client hangs up while the
+        connection ``waits``.
+        """
 
     def unwatch(self) -> None:
         """Stop watching the socket."""
@@ -102,10 +104,10 @@ class Connection(RequestStream):
     """One client's non-blocking socket, with its unread input.
 
     ``deadline`` is the time at which the sweep ends this connection. ``idle`` is true if no byte of
-    a request has been read. ``waits`` is true while the connection waits for a call that must end
-    if the client hangs up. ``inactive_since`` is the time since which no request is in flight, or
-    `NEVER` if one is. Requests that need no key do not count. ``principal`` is the principal of the
-    last request with a known key.
+    a request has been read, or if only an unused body must still be read. ``waits`` is true while
+    the connection waits for a call that must end if the client hangs up. ``inactive_since`` is the
+    time since which no request is in flight, or `NEVER` if one is. Requests that need no key do not
+    count. ``principal`` is the principal of the last request with a known key.
     """
 
     def __init__(
@@ -135,9 +137,8 @@ class Connection(RequestStream):
         self.body_deadline = NEVER  # the body must be complete by then; see `extend_body_deadline`
         self.trace: TraceFields | None = None  # of the current request
         self.sent_bytes = 0  # of the current response, heads included
-        self.received_bytes = len(
-            initial_input
-        )  # of the current request, and of later ones in the buffer
+        # Bytes of the current request, and of later requests in the buffer.
+        self.received_bytes = len(initial_input)
 
     @property
     def has_input(self) -> bool:
@@ -166,7 +167,7 @@ class Connection(RequestStream):
         return not (self.is_ended or self._hang_up)
 
     async def check_client(self) -> None:
-        """Raise `ConnectionResetError` if no client would read a response.
+        """Raise `ConnectionResetError` if the client would not read a response.
 
         If the client is half-closed, wait up to 2 s to find out whether it still reads.
         """
@@ -182,7 +183,7 @@ class Connection(RequestStream):
         not acknowledged earlier responses by the end of the wait is only slow, so it may still
         read.
         """
-        # Bytes of earlier responses are not acknowledged.
+        # True if bytes of earlier responses are not acknowledged.
         is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes
         self.probe()
         for pause_s in PROBE_PAUSES_S:
@@ -299,7 +300,7 @@ class Connection(RequestStream):
         try:
             for part in unsent:
                 while part:
-                    # The sweep enforces this deadline. It moves while the client reads.
+                    # The sweep enforces this deadline, which is extended while the client reads.
                     self.deadline = holding.due
                     await trio.lowlevel.wait_writable(self.fd)
                     try:
@@ -403,9 +404,8 @@ class Connections:
         # The number of calls to `evict`, and the number at which it searches again.
         self._calls = self._search_from = 0
         self._displaced = 0  # connections closed by `evict` since the last sweep
-        self._draining_count: set[Connection] = (
-            set()
-        )  # the subset of `_open` that the drain waits for
+        # The subset of `_open` that the drain waits for.
+        self._draining_count: set[Connection] = set()
         self._empty = trio.Event()
 
     def __len__(self) -> int:
@@ -456,13 +456,13 @@ class Connections:
         has keys, this does not protect clients without a key, which could always have input.
         """
         # Connections with input but without a key are the second choice.
-        has_looked, unknown = False, list[Connection]()
+        has_searched, unknown = False, list[Connection]()
         while True:
             if not self._candidates:
-                if has_looked or not self._find_candidates():
+                if has_searched or not self._find_candidates():
                     return unknown[0] if unknown else None
                 # Search once: input is read and hang-ups are noticed only in later iterations.
-                has_looked = True
+                has_searched = True
             since, connection = self._candidates.pop()
             # Skip connections that have become active or have ended since the search.
             if connection.inactive_since == since and not connection.is_ended:

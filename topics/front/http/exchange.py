@@ -3,12 +3,13 @@
     begin --> admit --> response: send_now, send, send_remaining, send_stream --> end
        '---------------- the client has disconnected -----------------------------^
 
-Each connection has one `Exchange`, which is reused for each request. So if the access log is off, a
-request allocates no memory for it. All responses are sent here: responses of both planes, refusals
-and streams. The exchange adds the common header fields (request id, traceparent, CORS), counts the
-outcome, and writes the line of the access log. Quart middleware could not do this, because it sees
-only requests of the admin plane. The log line is written only at the end of a request;
-requests that hang are visible in the metrics.
+Each connection has one `Exchange`, which is reused for each request. So a request allocates no
+memory for its exchange unless the access log is enabled. All responses are sent here: responses of
+both planes, refusals and streams. The exchange adds the common header fields (request id,
+traceparent, CORS), counts the outcome, and writes the line of the access log. Quart middleware
+cannot do this, because it sees only requests of the admin plane. The log line is written at the end
+of a request, so a request that hangs has no line. Metrics such as ``topics_shard_delay_ms`` report
+the usual causes.
 """
 
 from __future__ import annotations
@@ -190,8 +191,8 @@ class Exchange:
         try:
             parts = self._rendered(answer, close)
             return self._connection.send_now(*parts), sum(map(len, parts))
-        # The answer holds shared memory, and its effects may have to be undone. So each failure
-        # must report it as unsent and release it.
+        # The effects of an undelivered response must be undone, and its shared memory must be
+        # released.
         except BaseException:
             answer.unsent()
             answer.done()
@@ -205,8 +206,8 @@ class Exchange:
             # must be undone.
             if answer.on_unsent is not None:
                 await connection.check_client()
-            # From here on the memory of the answer may be reclaimed: then the connection is
-            # aborted.
+            # From this call on, the memory of the answer may be reclaimed, which aborts the
+            # connection.
             answer.on_reclaim(connection.abort)
             await connection.send(*self._rendered(answer, close))
         except BaseException:
@@ -374,7 +375,7 @@ class Exchange:
         log.write_line(subject, finished)
 
     def _subject(self) -> Subject:
-        """Return the object of the request for the access log."""
+        """Return the `Subject` of the request for the access log."""
         head = self.head
         if head is None:
             return Subject()

@@ -136,7 +136,7 @@ AnyHead = AdmittedHead | RefusedHead | PreflightHead
 
 
 class HeadReader:
-    """Makes the decisions for the heads from all connections to a front."""
+    """Makes the decisions about the heads from all connections to a front."""
 
     def __init__(self, guard: Guard, operations: Container[Route], *, inline_bytes: int) -> None:
         """``operations`` contains the routes of the data plane."""

@@ -106,15 +106,15 @@ class Http1Protocol:
         # recursively.
         self._is_serving = False
         self._scope: trio.CancelScope | None = None  # of the connection's task
-        # The current request.
-        # Set from the admission of a head until its response is sent. In READING it means that
-        # the connection waits for a body.
+        # The current request. `_head` is set from the admission of a head until its response is
+        # sent. In the state READING, a head means that the connection waits for its body.
         self._head: AdmittedHead | None = None
         self._call: Any = None  # the call to a shard, if it can be abandoned
         # A result that arrived before the operation returned.
         self._result: Answer | TopicsError | None = None
-        # Above 0, the next input belongs to the last request and must not be parsed as a head.
-        self._unused_bytes = 0  # bytes of the last request's body that have not been received
+        # Bytes of the last request's body that have not been received. If the number is above 0,
+        # the next input belongs to this body and must not be parsed as a head.
+        self._unused_bytes = 0
         connection.owner = self
 
     # Events
@@ -130,8 +130,8 @@ class Http1Protocol:
         Events that the poller would report repeatedly without any effect are no longer watched.
         """
         connection = self.connection
-        # In the other states, input stays in the socket. This is how a client that sends too fast
-        # is slowed down: TCP stops its sending when the buffers are full.
+        # In the other states, input stays in the socket, so that TCP flow control slows down a
+        # client that sends too fast.
         if self._state is not State.READING:
             if self._state is State.LINGERING:
                 self._drop_input()
@@ -154,8 +154,8 @@ class Http1Protocol:
             return
         connection.received_bytes += len(data)
         connection.receive(data)
-        # A body that arrives in chunks has a deadline that grows with its bytes. A slow client
-        # keeps it, and a client that sends nothing does not.
+        # The received bytes extend the deadline of an incomplete body. A slow client can meet the
+        # deadline, but a client that sends nothing cannot.
         if self._head is not None or self._unused_bytes:  # the data is part of a body
             connection.extend_body_deadline(len(data))
         self.serve()
@@ -245,8 +245,8 @@ class Http1Protocol:
         # The head was read before, and the request has waited for its body.
         if self._head is not None:
             return self._with_body(self._head)
-        # The last request had a body that its route did not use. Its bytes come first in the
-        # buffer.
+        # The last request had a body that its route did not use. The buffer begins with the bytes
+        # of this body.
         if self._unused_bytes and not self._discard_body():
             return False
         connection = self.connection
@@ -322,8 +322,8 @@ class Http1Protocol:
             # The buffer contains a token, so it must not be kept.
             connection.buffer, connection.pos = b"", 0
             timings = connection.timings
-            patience_s = timings.late_s if connection.is_late else timings.idle_s
-            connection.idle, connection.deadline = True, connection.inactive_since + patience_s
+            timeout_s = timings.late_s if connection.is_late else timings.idle_s
+            connection.idle, connection.deadline = True, connection.inactive_since + timeout_s
         self._state = State.READING
         if self.watched != INPUT:
             self._watch(INPUT)
@@ -473,7 +473,7 @@ class Http1Protocol:
         """
         connection = self.connection
         # The length is unknown, or reading the body would cost more than a new connection. With
-        # ``Expect: 100-continue``, a refused client must not send the body at all.
+        # ``Expect: 100-continue``, a refused client must not send the body.
         if length is None or length > SKIP_MAX_BYTES or (expects_continue and length):
             connection.unread_body = True
         else:

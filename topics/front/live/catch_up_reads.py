@@ -1,4 +1,4 @@
-"""Catch-up reads: read the pages with which readers catch up. Equal requests share one call.
+"""Catch-up reads: reads pages from the shards for readers that are behind their feeds.
 
 Readers that request the same page while it is in flight share one call and its result. For each
 shard, a front has at most `READING_MAX_BYTES` of pages in flight or not yet delivered. Further
@@ -95,7 +95,7 @@ class ReadBudget:
     def _admit_waiting(self) -> None:
         """Call waiting functions in order while there is space."""
         waiting = self._waiting
-        # A call to a shard that is down fails within ``start``, which may lead here again.
+        # A call to a shard that is down fails within ``start``, which may call this function again.
         if self._is_busy:
             return
         self._is_busy = True

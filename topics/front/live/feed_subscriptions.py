@@ -225,8 +225,8 @@ class FeedSubscriptions:
         # Copy the records, because the memory of the message is released when this returns.
         page = FeedPage(feed.topic, params, bytes(records))
         feed.seq, feed.head_seq = page.to_seq, page.head_seq
-        # Keep the page before it is delivered. A reader that cannot take it now reads it from
-        # there.
+        # Keep the page before it is delivered. A reader that cannot receive it now may read it from
+        # the cache later.
         self.kept.add(feed.kept, page)
         for reader in list(feed.live):
             stream = reader.stream

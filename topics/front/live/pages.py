@@ -1,8 +1,8 @@
 """Feed pages: pages of records from shards, and a cache of the newest pages (decision 0010).
 
 The cache is for readers slightly below the head. A reader that catches up takes a kept page instead
-of requesting it from its shard. All feeds of a front share one bound in bytes. A new page evicts
-the oldest page of the feed that has received no page for the longest time.
+of requesting it from its shard. All feeds of a front share one bound in bytes. Above the bound, a
+new page evicts the oldest page of the feed that has received no page for the longest time.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ from topics.front.limits import FrontSlots
 log = structlog.get_logger()
 
 CHECKS_MAX = 256  # streams that one loop iteration checks; this takes some milliseconds
-# Long writes and ends of streams in one loop iteration; this takes some milliseconds.
+# Maximum number of long writes and ends of streams in one loop iteration, which take some
+# milliseconds.
 HEAVY_STREAMS_MAX = 16
 NOTICE_INTERVAL_S = 10.0  # minimum interval between two notices to a stream that it is paced
 UNSENT_MAX_BYTES = 128 * 1024  # in the kernel, beyond the client's receive window
@@ -313,7 +314,8 @@ class Stream(ABC):
         holding = self.outbox.holding
         if holding is not None:
             return holding.due - trio.current_time()
-        # One tick early, because streams are checked only at ticks, and the next one would be late.
+        # The check is due one tick early, because streams are checked only at ticks, and the next
+        # tick would be too late.
         return self.outbox.last_sent + self.heartbeat_s - TICK_INTERVAL_S - time.monotonic()
 
     def check(self) -> None:

@@ -87,7 +87,7 @@ class TopicStream(ReaderStream):
     # Begin and end
 
     def end(self) -> None:
-        """Also leave all feeds."""
+        """Close the stream without sending more data, and leave all feeds."""
         if not self.ended:
             super().end()
             readers, self.readers = self.readers, {}
@@ -105,8 +105,8 @@ class TopicStream(ReaderStream):
 
         The caller must call `catch_up` afterwards.
         """
-        # A topic is followed by one reader at most. A restarted topic gets a new one, and pages
-        # for the old one are ignored (`is_following`).
+        # A topic is followed by one reader at most. A restarted topic gets a new reader, and pages
+        # for the old reader are ignored (`is_following`).
         self.remove(topic)
         self.readers[topic] = Reader(self, topic, self.live.shards.shard_of(topic), view, start)
 
@@ -172,7 +172,7 @@ class TopicStream(ReaderStream):
             # The shard does not know the topic. The client is notified, and other topics
             # continue.
             self.notify_deleted(reader, reader.seq)
-        # Not a fault of the client. Try again when the shard serves or memory is free.
+        # The condition is temporary. Try again when the shard serves or memory is free.
         except (NotReady, Throttled):
             feeds.wait_for_shard(reader)
         except TopicsError as failure:
@@ -248,7 +248,7 @@ class TopicStream(ReaderStream):
             # In a strong view, the head is the last synced record. A reader with ``tail`` begins at
             # the last record, which may be above this head.
             parts.append(self.caught_up_event(reader, max(page.head_seq, reader.seq)))
-        # One write for all parts, so that the client gets them together.
+        # Send all parts in one write, so that the client gets them together.
         if parts:
             self.outbox.write(*parts)
 
@@ -266,7 +266,7 @@ class TopicStream(ReaderStream):
         if is_start_too_old:
             tombstone = {**tombstone, "reason": "from_seq_too_old"}
         reader.seq = page.from_seq
-        # The client was only notified for the earlier incarnation of the topic.
+        # The client has caught up only with the earlier incarnation of the topic.
         if tombstone["reason"] == "recreated":
             reader.is_caught_up = False
         self.moved(reader)

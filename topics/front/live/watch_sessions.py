@@ -48,7 +48,7 @@ class WatchSession:
     cursors: dict[str, Cursor]
     deleted: dict[str, int] = field(default_factory=dict)  # deleted topics with their last head_seq
     stream: TopicStream | None = None
-    ended_at: float = 0.0  # the time at which its last stream ended
+    ended_at: float = 0.0  # start of the time without a stream
     checkpoint: int = 0
     # (checkpoint, topic, cursor of the topic before the move).
     moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_MAX))

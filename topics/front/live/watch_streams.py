@@ -108,7 +108,7 @@ class EventStream(TopicStream):
 
 
 class WatchStream(EventStream):
-    """One GET of a session. Only the current stream of the session moves its cursors."""
+    """The stream of one GET of a session. Only the session's current stream moves its cursors."""
 
     def __init__(self, live: Live, session: WatchSession, connection: Connection) -> None:
         super().__init__(
@@ -136,7 +136,7 @@ class WatchStream(EventStream):
             self.outbox.write(b"".join(events))
 
     def notify_deleted(self, reader: Reader, head_seq: int) -> None:
-        """Also store the deletion in the session."""
+        """Store the deletion in the session and report it to the client."""
         if self.is_following(reader):
             self.session.deleted[reader.topic] = head_seq
         super().notify_deleted(reader, head_seq)
@@ -153,14 +153,16 @@ class WatchStream(EventStream):
             self._before.clear()
 
     def end(self) -> None:
-        """Store the unsent moves, so that the session's next stream sends their data again."""
+        """Close the stream, and store the unsent moves, so that the session's next stream sends
+        their data again.
+        """
         if not self.ended and self.session.stream is self:
             self.session.unsent = self._before
         super().end()
 
 
 class OneRequestStream(EventStream):
-    """A GET whose query lists its topics.
+    """The stream of a GET whose query lists its topics.
 
     ``gone`` contains the topics in the client's id that no longer exist. ``id`` is the id of the
     client's cursors.

@@ -1,7 +1,7 @@
 """Watches (§7.1): the watch sessions of a front, by ``wid``.
 
     POST /v0/watch --create--> idle --GET, open--> streaming --either side closes--> idle
-                                 '--SESSION_TTL_S without a stream--> collected
+                                 '--SESSION_TTL_S without a stream--> removed
 
 A second GET takes the session over: its stream replaces the first one, which ends with an error
 event.

@@ -12,8 +12,8 @@ close a socket that uses more than its share:
 - The unread input of all clients is above its bound (held_memory.py).
 - The client does not read.
 
-A key without the scope WRITE has no use for long messages, so a long message on its socket closes
-the socket.
+Only a publish may be a long message. So if the key lacks the scope WRITE, a long message closes the
+socket.
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ class WebSocket(WebSocketStream):
         self._publishes = Publishes(live, settings, self, self._send_answers)
         # A list, so that the replies of an iteration are sent in one write.
         self._replies: list[bytes] = []  # of this iteration; empty whenever this task waits
-        # Set when the socket may read again: the publishes have fallen below the bounds, or the
-        # client reads.
-        self._room = trio.Event()
+        # Set when the front may read the socket again, because the publishes have fallen below the
+        # bounds or the client reads.
+        self._has_space = trio.Event()
         self._clock = MessageClock(connection)
         self._held_bytes = 0  # of an incomplete message
         self._draining = False
         self._short_max_bytes = short_body_max(settings)
         may_write = principal.allows(Scope.WRITE)
         most = min(settings.max_body_bytes, WEBSOCKET_MESSAGE_MAX_BYTES)
-        # A key without the scope WRITE has no use for long messages.
+        # Only a publish may be long, and it requires the scope WRITE.
         self._message_max_bytes = most if may_write else self._short_max_bytes
 
     # Input
@@ -199,8 +199,8 @@ class WebSocket(WebSocketStream):
         """
         # A loop, because the condition may hold again when this task runs.
         while self._publishes.is_full or self.is_stalled:
-            self._room = trio.Event()
-            await self._room.wait()
+            self._has_space = trio.Event()
+            await self._has_space.wait()
 
     def _hold(self, length: int) -> None:
         """Report the number of bytes of an incomplete message to the ledger."""
@@ -208,19 +208,23 @@ class WebSocket(WebSocketStream):
         self.live.held.unread.keep(self, self.principal.digest, length)
 
     def until_check_s(self) -> float:
-        """Also consider the time limit of the current message."""
+        """Return the seconds until the stream must be checked, or until the current message is late
+        if that is earlier.
+        """
         return min(super().until_check_s(), self._clock.due - time.monotonic())
 
     def check(self) -> None:
-        """Also close the socket if a message is not completed in time."""
+        """Close the socket if a message was not completed in time. Otherwise check the socket like
+        any other stream.
+        """
         if self._clock.due <= time.monotonic():
             self.fail(408, "the message was not received in time")
         else:
             super().check()
 
     def resumed(self) -> None:
-        """Also resume reading."""
-        self._room.set()
+        """Resume reading, and catch up, because the socket accepts data again."""
+        self._has_space.set()
         super().resumed()
 
     def drain(self) -> None:
@@ -230,12 +234,14 @@ class WebSocket(WebSocketStream):
             super().drain()
 
     def end(self) -> None:
-        """Also release the memory of an incomplete message."""
+        """Close the stream, and release the memory of an incomplete message."""
         self._hold(0)
         super().end()
 
     def disconnect(self) -> None:
-        """Also handle a socket that holds memory only for an incomplete message."""
+        """Close the socket, because its client reads too slowly, or because the memory of its
+        unsent data or incomplete message is needed.
+        """
         if self.outbox.holding is None:
             self.attempt(self.fail, 429, NO_SPACE)
         else:
@@ -249,7 +255,7 @@ class WebSocket(WebSocketStream):
         Raise `UnicodeDecodeError` if a text message is not UTF-8.
         """
         try:
-            # Messages are executed in order. A long one waits here, and the later ones with it.
+            # Messages are executed in order. A long message waits here and delays the later ones.
             for number, frame in enumerate(frames, 1):
                 if frame.opcode is Opcode.TEXT:
                     if (waiting := self._command(bytes(frame.data))) is not None:
@@ -258,7 +264,7 @@ class WebSocket(WebSocketStream):
                         self._publishes.flush()
                 elif not self._control(frame):
                     return False
-        # Also after an error: earlier commands get their replies.
+        # Earlier commands get their replies even after an error.
         finally:
             self._publishes.flush()
             self._send_replies()
@@ -289,7 +295,7 @@ class WebSocket(WebSocketStream):
         if self.ended:
             return
         self.outbox.write(answers)
-        self._room.set()
+        self._has_space.set()
         if self._draining:
             self.drain()
 

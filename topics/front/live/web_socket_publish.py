@@ -2,10 +2,10 @@
 
     publishes of one read --by topic--> batch --one message--> shard --one message--> results
 
-Publishes to one topic that arrive in one read are sent as one batch, and share one reply. The
-results of one topic are in order. The shard processes each publish separately. A batch is sent when
-it has the maximum length of an inline message. A longer publish is sent alone, in shared memory. A
-very long publish is copied there in steps (`add_long`).
+Publishes to one topic that arrive in one read are sent as batches of a bounded length, and the
+publishes of a batch share one reply. The results of one topic are in order. The shard processes
+each publish separately. A publish that is too long for an inline message is sent alone, in shared
+memory. A very long publish is copied there in steps (`add_long`).
 
 Publishes are sent without waiting for each other. The unanswered publishes are bounded for each
 socket and for all sockets (`is_full`). Above a bound, the socket is not read.
@@ -71,7 +71,7 @@ class MessageFiller:
         return 0.0
 
     def abort(self, failure: Exception) -> None:
-        """Fail with ``failure``, because the block is needed elsewhere."""
+        """Store the failure, because the block is needed elsewhere. The copying then stops."""
         self.failure = failure
 
 
@@ -213,8 +213,7 @@ class Publishes:
     def _attachment(self, shard: int, body: bytes) -> Body:
         """Return the body in the form in which it is sent.
 
-        A long body is copied into shared memory. This must not wait. Raise `Throttled` or
-        `NotReady`.
+        A long body is copied into shared memory, without waiting. Raise `Throttled` or `NotReady`.
         """
         if len(body) <= self._settings.inline_bytes:
             return body

@@ -6,8 +6,9 @@
     event: job     or error, without an id: the stream ends, or is paced
     data: JSON     like a member of ``claimed``, with its topic
 
-So a client that reads slowly delays its own jobs, and at most one page of jobs waits in memory for
-it. When a stream ends, for any reason, its shard releases its leases.
+The shard sends the next jobs only after the socket has accepted the previous ones. So a client that
+reads slowly delays its own jobs, and at most one page of jobs waits in memory for it. When a stream
+ends, for any reason, its shard releases its leases.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class WorkStream(JobReceiver):
         self._has_untaken = True
         subscription = self._subscription
         self.outbox.write(job_events(subscription.topic, params, jobs))
-        # This line is not reached for a failed socket, because the stream has ended.
+        # If the write has failed, `end` has already closed the subscription, without counting this
+        # page.
         subscription.pages += 1
         if (pause_s := self.live.work.pause_s(subscription)) > COALESCE_S:
             self.notify_pauses(self.live.now, {subscription.topic: pause_s})
@@ -68,7 +70,7 @@ class WorkStream(JobReceiver):
             self.live.work.taken(self._subscription)
 
     def end(self) -> None:
-        """Also close the subscription, so that the shard releases the leases."""
+        """Close the stream and its subscription, so that the shard releases the leases."""
         super().end()
         self.live.work.close(self._subscription)
 

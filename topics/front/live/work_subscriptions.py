@@ -114,7 +114,8 @@ class WorkSubscriptions:
         try:
             (await self._shards.answer(shard, WORK_OPEN, params)).release()
         except BaseException:
-            # A shard that has stalled, or has not received the cancellation yet, may still open it.
+            # A shard that has stalled, or has not received the cancellation yet, may still open the
+            # subscription.
             self.close(subscription)
             raise
         return subscription

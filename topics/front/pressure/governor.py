@@ -6,9 +6,8 @@
     -> share                 0..1: the part of all writes that is refused, low bands first
 
 A PI controller sets ``share`` from the lowest delay of the last ticks, so that a short burst or a
-stopped process does not change it. No write is refused while the queue is
-short, because refusals would not help a few clients that wait for a slow machine. The governor uses
-no clocks and no tasks.
+stopped process does not change it. No write is refused while the queue is short, because refusals
+would not help a few clients that wait for a slow machine. The governor uses no clocks and no tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from topics.engine.priority import BANDS, TOP_BAND
 TICK_S: Final = 0.05
 TARGET_MS: Final = 10.0
 RECENT: Final = 4  # ticks; the controller uses the lowest delay of these
-COALESCE_AT, PACE_AT, REFUSE_AT, LATE_MAX = 2.0, 4.0, 10.0, 20.0  # ticks
+COALESCE_AT, PACE_AT, REFUSE_AT, LATE_MAX = 2.0, 4.0, 10.0, 20.0  # late ticks
 LATE_RECOVERY: Final = 2.0  # per tick with less than half of TARGET_MS
 TICKS_MAX: Final = 4.0  # the maximum number of ticks that one long tick counts as
 SHARE_MAX: Final = 0.95  # maximum refused part of a band, so that each band makes progress
@@ -40,7 +39,8 @@ PAUSE_WEIGHTS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)  # by band
 class Governor:
     """The pressure on one shard.
 
-    ``is_unthrottled`` is true if nothing is late. The caller need not count writes then.
+    ``is_unthrottled`` is true if writes are neither late nor refused. The caller need not count
+    writes then.
     """
 
     def __init__(self, now: float) -> None:
@@ -113,8 +113,8 @@ class Governor:
         if elapsed_s > 0:
             taken = (sum(self._arrived) - self._refused) / elapsed_s
             self.taken_per_s += SMOOTHING * (taken - self.taken_per_s)
-            for band, came in enumerate(self._arrived):
-                self._rates[band] += SMOOTHING * (came / elapsed_s - self._rates[band])
+            for band, count in enumerate(self._arrived):
+                self._rates[band] += SMOOTHING * (count / elapsed_s - self._rates[band])
         self._arrived, self._refused = [0] * BANDS, 0
 
     def _control(self, excess: float, ticks: float, *, is_short: bool) -> None:

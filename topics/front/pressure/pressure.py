@@ -11,11 +11,11 @@ and a retry at its time is accepted:
     refused --promise--> due at its time --a write of the same key to the same topic--> accepted
                                     '--PROMISE_LIFETIME_S later--------------------> expired
 
-A promise belongs to a key and a topic. From its time on, it admits the first write of this key to
-this topic that would be refused otherwise. The next promise for the same key and topic is later
-than the last one, so clients that do not wait delay only themselves. The response to a refusal is
-delayed by `REFUSAL_HOLD_S`. Otherwise a client that retries immediately could cost the server as
-much as its writes.
+A promise belongs to a key and a topic. When it is due, it admits the next write of this key to this
+topic that would otherwise be refused. The next promise for the same key and topic is later than the
+last one, so clients that do not wait delay only themselves. The response to a refused write is
+delayed by `REFUSAL_HOLD_S`. Without this delay, refusing a client that retries immediately could
+cost as much CPU time as its writes.
 """
 
 from __future__ import annotations
@@ -61,10 +61,8 @@ REFUSABLE_MAX_BYTES: Final = 4 << 20
 LONG_ITERATION_S: Final = 0.004  # a longer loop iteration counts as long
 ACTIVE_S: Final = 1.0  # time for which a band is active after an append
 RELEASE_MIN, RELEASE_MAX = 8, 256  # appends that one loop iteration releases
-RELEASE_INCREASE, RELEASE_DECREASE = (
-    1.1,
-    0.8,
-)  # factors for this number after a short and after a long iteration
+# Factors for this number after a short and after a long iteration.
+RELEASE_INCREASE, RELEASE_DECREASE = 1.1, 0.8
 
 Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
 # The function to call, and the time since which it waits.
