@@ -67,7 +67,7 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
         changes = _checked_routers(client, path, changes)
         dropped: dict[str, int] = {}
         for each in changes:
-            # A plan needs no key that may change configs.
+            # A plan may be made with a key that may not change configs.
             with suppress(*(Refused,) if plan else ()):
                 if (count := each.dropped(client)) or each.changes_limits:
                     dropped[each.name] = count

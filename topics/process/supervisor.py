@@ -97,8 +97,8 @@ class Supervisor:
                 self._shutdown.advance()
             return self._exit_code
         finally:
-            # This also runs after an exception. No child may survive its supervisor, because it would
-            # keep the lock.
+            # This also runs after an exception. No child may survive its supervisor, because the
+            # child would keep the lock.
             self._family.kill_all()
 
     def _spawn_due(self) -> None:
