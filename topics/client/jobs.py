@@ -13,7 +13,7 @@ from topics.client.values import JobRecord
 
 ERROR_MAX_BYTES: Final = 1024
 DELAY_MAX_S: Final = 300.0
-EXTEND_DIVISOR: Final = 3.0  # leases are extended after this fraction of their time
+EXTEND_DIVISOR: Final = 3.0  # leases are extended after their duration divided by this number
 EXTEND_RETRY_S: Final = 1.0  # after an extension that failed
 
 
@@ -49,7 +49,7 @@ class HeldJob:
 
     @property
     def meta(self) -> dict[str, Any] | None:
-        """The job's headers, or None."""
+        """The job's ``meta`` object, or None."""
         return self.record.meta
 
     @property
