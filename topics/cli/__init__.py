@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
         case ["version"]:
             given = ["--version"]
     is_server = given[:1] == ["serve"]
-    if is_server:  # before any slow step, because SIGHUP must not stop a server
+    if is_server:  # done before any slow step, because SIGHUP must not stop a server
         block_sighup()
     open_streams()
     shell = Shell()

@@ -188,7 +188,7 @@ class Graph:
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[str, str]] = {}
-        self._into: dict[str, dict[str, str]] = {}  # by dest: names of routers and their source
+        self._into: dict[str, dict[str, str]] = {}  # by dest: the source of each router
 
     def put(self, name: str, source: str, dest: str) -> None:
         """Add a router, or change its ends."""

@@ -3,8 +3,8 @@
     shell --COMP_WORDS--> `topics` with _TOPICS_COMPLETE --> click --> `Name.shell_complete`
           <--------------------------- names ---------------------------------'
 
-The names come from the server that the options before the argument specify. Completion never prints
-an error. If there is no response, it offers nothing.
+The names are requested from the server that the options before the argument specify. Completion
+never prints an error. If there is no response, it offers nothing.
 """
 
 from __future__ import annotations

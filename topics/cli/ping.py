@@ -41,7 +41,7 @@ SLOW: Final = (
 )
 
 # A stream yields the header fields of its response, then the payload of each record, and None for
-# each heartbeat. It raises `TopicsError`, or `TimeoutError` if nothing arrives.
+# each heartbeat. It raises `TopicsError`, or `TimeoutError` if nothing is received.
 Stream = Generator[Any]
 
 

@@ -45,7 +45,7 @@ from topics.errors import ExitCode
 STREAM_TOPICS: Final = 64  # the server's limit for one stream
 QUEUED_EVENTS: Final = 256
 WAIT_S: Final = 0.5
-SCAN_INTERVAL_S: Final = 2.0  # for new topics that a glob matches
+SCAN_INTERVAL_S: Final = 2.0  # the interval of scans for new topics that match a glob
 GLOB: Final = re.compile(r"[*?\[]")
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "t": lambda record: record.topic,

@@ -37,7 +37,8 @@ from topics.errors import ExitCode
 
 MONITOR_S: Final = 1.0
 WAIT_S: Final = 0.5  # short, because a signal just before a wait is handled only after the wait
-STDERR_S: Final = 1.0  # for the rest of stderr, which children of the program may keep open
+# The time to wait for the end of stderr, which children of the program may keep open.
+STDERR_S: Final = 1.0
 STDERR_MAX_BYTES: Final = 4096  # searched for the last line
 GRACE_S: Final = 1.0  # from Ctrl-C to SIGTERM
 KILL_S: Final = 5.0  # from SIGTERM to SIGKILL

@@ -27,8 +27,8 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 PAGE: Final = 1000  # the server's maximum
-WAIT_S: Final = 25.0  # of one long poll; the server's maximum is 30
-SHUTDOWN_S: Final = 0.8  # for each request after Ctrl-C, a cancellation or an exception
+WAIT_S: Final = 25.0  # the duration of a long poll; the server's maximum is 30
+SHUTDOWN_S: Final = 0.8  # the timeout of a request after Ctrl-C, a cancellation or an exception
 ATTEMPT_MIN_S: Final = 0.2  # the minimum timeout of a request, even after its deadline
 RANDOM: Final = random.SystemRandom()  # does not disturb a program that seeds `random`
 

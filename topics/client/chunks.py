@@ -43,7 +43,7 @@ class Chunker(Generic[M]):
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
         self._max_records, self._max_bytes, self._number = max_records, max_bytes, 0
-        self._records: list[bytes] = []  # of the incomplete chunk
+        self._records: list[bytes] = []  # the records of the incomplete chunk
         self._marks: list[M] = []
         self._size = 0
 

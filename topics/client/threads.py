@@ -42,7 +42,7 @@ __all__ = [
     "shielded",
 ]
 T = TypeVar("T")
-EXIT_FLUSH_MAX_S: Final = 5.0  # for all records that a program did not flush
+EXIT_FLUSH_MAX_S: Final = 5.0  # the time to send all records that a program did not flush
 Opened = WeakSet  # an abandoned stream is closed when its last reference is dropped
 Sent = Future
 

@@ -36,7 +36,7 @@ from topics.formats.api.nesting import NESTING_MAX
 
 KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
-NODES_MAX = 64  # for one reader (§4)
+NODES_MAX = 64  # node ids of one reader (§4)
 MATCH_MAX_BYTES = 65_535  # No stored tag is longer.
 WEBSOCKET_MESSAGE_MAX_BYTES = 16 << 20  # The library unmasks such a message in one step of 3 ms.
 REQUEST_ID_MAX_BYTES = 256  # as JSON text, including quotes and escapes
