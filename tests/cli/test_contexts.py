@@ -37,7 +37,7 @@ def test_a_context_is_added_used_and_removed(
     assert topics("context", "ls").out.splitlines()[1:] == [
         f"   far   https://far.test        {key_file}",
         f"*  here  {url.ljust(22)}  -",
-        "   own   http://own              in the file of contexts",
+        "   own   http://own              in the contexts file",
     ]
     shown = topics("context", "ls", "--json")
     assert [(each["name"], each["key"] is not None) for each in shown.objects] == [

@@ -174,7 +174,7 @@ def test_doctor_reports_no_finding_about_a_healthy_server(topics: Run, server: S
     assert wrong <= {"fsync", "disk", "free_space", "file_system"}
     assert done.code == bool(wrong)
     text = topics("doctor", "-q").out
-    assert f"ok     {os.environ['TOPICS_URL']} answers.\n" in text
+    assert f"ok     {os.environ['TOPICS_URL']} responds.\n" in text
 
 
 READY = Readiness(True, "ready", {})

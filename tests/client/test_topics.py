@@ -337,7 +337,7 @@ def test_the_error_for_an_unknown_option_suggests_the_nearest_one(
         client.put_router("r", name, "x", guaranty="exactly_once")  # type: ignore[call-arg]
     with topic.producer() as producer, pytest.raises(TypeError, match="did you mean 'tag'"):
         producer.send(1, tags="a")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="tag: only payloads"):
+    with pytest.raises(TypeError, match="tag: valid only with payloads"):
         topic.append(records=[{"data": 1}], tag="t")
     with pytest.raises(NotFound):
         topic.state()

@@ -214,7 +214,7 @@ def test_an_upgrade_keeps_the_data_the_settings_and_the_keys(installed: Machine)
     assert str((installed.opt / "bin").readlink()) == f"{installed.installations[0]}/bin"
     assert installed.count() == 1
     url = f"http://127.0.0.1:{installed.port}"
-    assert f"ok     {url} answers." in done.stdout, "topics doctor ran"
+    assert f"ok     {url} responds." in done.stdout, "topics doctor ran"
     assert f"serves {url}. The first line of {installed.keys} is a key" in done.stdout
     shown = re.findall(r"^  sudo (topics .*)$", done.stdout, re.MULTILINE)
     assert len(shown) == 2

@@ -5,7 +5,7 @@ command runs.
     units.py       times, sizes and counts as users write and read them
     completing.py  names that shells complete
     configs.py     fields of topics and routers, and the effect of a change
-    loading.py     many records into a topic, as appends that are recognized if repeated
+    loading.py     loads many records into a topic, with idempotency keys for a second run
     measure.py     metrics, readiness and a topic for one run, for commands that measure
     server.py      commands on a data directory; it and standby.py import server packages
     dump.py        export and import; the other modules have the names of their commands
@@ -33,10 +33,10 @@ try:
     from topics.cli.shell import GLOBALS, Shell
     from topics.errors import ExitCode
     from topics.imports import without_packages
-except KeyboardInterrupt:  # Ctrl-C while this is loaded
+except KeyboardInterrupt:  # Ctrl-C while the modules are loaded
     raise SystemExit(130) from None
 
-# By section: name, module, first line of its help.
+# The commands by section. A command has a name, a module and the first line of its help.
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Server": {
         "serve": ("server", "Run the server."),
@@ -126,13 +126,13 @@ root = click.version_option(__version__, message="%(prog)s %(version)s")(root)
 def main(argv: Sequence[str] | None = None) -> ExitCode:
     """Run the command line."""
     given = [*(sys.argv[1:] if argv is None else argv)]
-    match given:  # many programs have these as commands
+    match given:  # `help` and `version` are accepted as commands, as in many programs
         case ["help", *names]:
             given = [*names, "--help"]
         case ["version"]:
             given = ["--version"]
     is_server = given[:1] == ["serve"]
-    if is_server:  # before any slow step, because SIGHUP must not stop a server
+    if is_server:  # done before any slow step, because SIGHUP must not stop a server
         block_sighup()
     open_streams()
     shell = Shell()
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> ExitCode:
         return ExitCode.DONE if code is None else ExitCode(code)
     except EndedBySignal as error:
         return shell.failed(error, ExitCode(128 + error.signal))
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         return ExitCode.FAILED
     except (Exception, KeyboardInterrupt) as error:
         return shell.failed(error)
@@ -215,6 +215,6 @@ def block_sighup() -> None:
     """Block SIGHUP until the supervisor installs its handler, even if it was ignored (``nohup``).
     The signal does not stop this process in the meantime.
     """
-    # Block the signal before the default action is restored, which stops the process.
+    # Block the signal before restoring its default action, because this action ends the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -86,7 +86,7 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
               help="The encoding of a file or pipe (utf-8).")  # fmt: skip
 @click.option("--errors", type=click.Choice(["strict", "replace", "skip"]), default="strict",
               help="strict: stop at the first bad line (default); replace: replace undecodable"
-              " bytes by U+FFFD; skip: skip bad lines.")  # fmt: skip
+              " bytes with U+FFFD; skip: skip bad lines.")  # fmt: skip
 @click.option("--rejects", type=click.Path(dir_okay=False, writable=True), metavar="FILE",
               help="Write the lines skipped by --errors skip to FILE.")  # fmt: skip
 @click.option("--key", help="Append the records only once with this idempotency key.")
@@ -125,9 +125,9 @@ def append(
     1,000 records before the new ones are appended again. --again or another --key-prefix appends
     the complete file again.
 
-    A pipe without -f is appended as it arrives, in each run. With -f - or --key-prefix, it is
-    treated as a file. If a line is invalid, the lines before it are appended before the command
-    stops.
+    If none of -f, --key and --key-prefix is given, records from a pipe are appended as they are
+    read, again in each run. If a line is invalid, the lines before it are appended before the
+    command stops. With -f - or --key-prefix, a pipe is treated as a file.
 
     --key is for programs that know when records are the same: records with a known key are not
     appended, even if they differ. KEY is the key of the first 1,000 records or MiB, KEY:2 the key
@@ -158,7 +158,8 @@ def append(
     skipped = Rejects(shell) if errors == "skip" else None
     records = Records(errors, encoding, skipped, **options)
     with nullcontext() if skipped is None or rejects is None else skipped.written(rejects):
-        given = [*records.of_lines(map(os.fsencode, data), lambda: "DATA")]  # all or none
+        # Check all DATA before the first append.
+        given = [*records.of_lines(map(os.fsencode, data), lambda: "DATA")]
         with (
             shell.client() if data else reached(shell) as client,
             Loader(
@@ -172,7 +173,8 @@ def append(
                 return
             file = file or "-"
             name = "stdin" if file == "-" else file
-            on_idle = None if has_content_keys or key else loader.flush  # keys need equal chunks
+            # With keys, the chunks must not depend on the times at which the input is received.
+            on_idle = None if has_content_keys or key else loader.flush
             with opened(shell, file, on_idle) as found:
                 lines = Lines(_recoded(found, encoding, errors, name), name)
                 for record, line in records.of(lines):
@@ -247,7 +249,7 @@ class Records:
             if self._errors == "replace":
                 return line.decode(errors="replace").encode()
             location = f" (byte {error.start + 1})" if self._encoding == "utf-8" else ""
-            how = "--encoding names another encoding, --errors replace or skip continues"
+            how = "--encoding selects another encoding, --errors replace or skip continues"
             raise BadLine(f"not {self._encoding}{location}; {how}") from None
         return line
 
@@ -259,9 +261,7 @@ class Records:
             if self._tag_of is not None:
                 tag = self._tag_of(text) or tag
         except msgspec.ValidationError:
-            reason = (
-                f"--tag-field {self._tag_field} needs objects in which it is a text or a number"
-            )
+            reason = f"--tag-field needs an object whose {self._tag_field} is a text or a number"
             raise BadLine(reason) from None
         except msgspec.DecodeError as error:
             reason = str(error).removeprefix("JSON is malformed: ")
@@ -313,7 +313,7 @@ class Records:
     def _column(self, names: list[str]) -> int | None:
         """Return the number of the column with the tag. Raise `BadLine`."""
         if len({*names}) < len(names):
-            raise BadLine("two fields have one name")
+            raise BadLine("two fields have the same name")
         if self._tag_field is None:
             return None
         if self._tag_field not in names:

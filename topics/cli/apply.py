@@ -67,7 +67,7 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
         changes = _checked_routers(client, path, changes)
         dropped: dict[str, int] = {}
         for each in changes:
-            # A plan needs no key that may change configs.
+            # A plan may be made with a key that may not change configs.
             with suppress(*(Refused,) if plan else ()):
                 if (count := each.dropped(client)) or each.changes_limits:
                     dropped[each.name] = count
@@ -188,7 +188,7 @@ class Graph:
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[str, str]] = {}
-        self._into: dict[str, dict[str, str]] = {}  # by dest: names of routers and their source
+        self._into: dict[str, dict[str, str]] = {}  # by dest: the source of each router
 
     def put(self, name: str, source: str, dest: str) -> None:
         """Add a router, or change its ends."""

@@ -27,11 +27,13 @@ from topics.formats.api.topic_config import Durability
 
 Operations = Generator[int]
 
-FILL_RECORDS: Final = 10_000  # records to read repeatedly, unless they exceed this number of bytes
+# The benchmark read reads this number of records repeatedly, or fewer if they exceed FILL_BYTES.
+FILL_RECORDS: Final = 10_000
 FILL_BYTES: Final = 64 << 20
 BATCH_BYTES: Final = 16 << 20
 WAIT_S: Final = 0.5
-CLIENT_BOUND_SHARE: Final = 0.8  # of a core: from here on, the client is the bottleneck
+# If the client uses at least this share of a core, the client is the bottleneck.
+CLIENT_BOUND_SHARE: Final = 0.8
 
 
 def _append(topic: Queue, data: list[str]) -> Operations:
@@ -44,7 +46,7 @@ def _append(topic: Queue, data: list[str]) -> Operations:
 def _read(topic: Queue, data: list[str]) -> Operations:
     chunk = [data[0]] * max(min(1000, (1 << 20) // (len(data[0]) + 2)), 1)
     while (held := topic.state()).count < FILL_RECORDS and held.bytes < FILL_BYTES:
-        topic.append(*chunk)  # only by the first client
+        topic.append(*chunk)  # only the first client does this
     yield 0
     seq = 0
     while True:
@@ -119,10 +121,11 @@ def bench(
             operations.append(stack.enter_context(closing(KINDS[kind](own.queue(name), data))))
             next(operations[-1])
         pool = stack.enter_context(ThreadPoolExecutor(clients))
-        stack.callback(stop.set)  # before the pool waits for its threads
+        stack.callback(stop.set)  # runs before the pool waits for its threads
         began, cpu_s = monotonic(), process_time()
         loads = [pool.submit(_load, each, began + seconds, stop) for each in operations]
-        while wait(loads, WAIT_S).not_done:  # a signal just before a wait is handled only after it
+        # Each wait is short, because a signal just before a wait is handled only after the wait.
+        while wait(loads, WAIT_S).not_done:
             pass
         took_s, cpu_s = monotonic() - began, process_time() - cpu_s
     results = [load.result() for load in loads]

@@ -3,8 +3,8 @@
     shell --COMP_WORDS--> `topics` with _TOPICS_COMPLETE --> click --> `Name.shell_complete`
           <--------------------------- names ---------------------------------'
 
-The names come from the server that the options before the argument specify. Completion never prints
-an error. If there is no response, it offers nothing.
+The names are requested from the server that the options before the argument specify. Completion
+never prints an error. If there is no response, it offers nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from topics.cli.shell import Shell
 from topics.client import Topics, TopicsError, calls
 from topics.client.watching import CURSOR_PREFIX
 
-RESPONSE_MAX_S: Final = 2.0  # a user waits for it
-# Bash splits words at the characters in COMP_WORDBREAKS, which has the colon of names and the
-# equals sign of FIELD=VALUE, and replaces only the last part. The reply must not repeat the others.
+RESPONSE_MAX_S: Final = 2.0  # the user waits for the response
+# Bash splits words at the characters in COMP_WORDBREAKS, which include the colon of names and the
+# equals sign of FIELD=VALUE. It replaces only the last part, so a reply must not repeat the others.
 BASH: Final = """\
 %(complete_func)s() {
     local line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^:=]/}" cut="" kind value

@@ -47,7 +47,7 @@ def ls(shell: Shell) -> None:
             "is_current": name == current,
             "name": name,
             "url": each.url,
-            "key": each.key_file or ("in the file of contexts" if each.key else None),
+            "key": each.key_file or ("in the contexts file" if each.key else None),
         }
         for name, each in sorted(by_name.items())
     ]
@@ -156,7 +156,7 @@ def _with(name: str) -> Contexts:
 
 def _write(contexts: Contexts) -> None:
     """Replace the file atomically, readable only by its owner."""
-    path = Path(os.path.realpath(contexts_file()))  # a link remains a link
+    path = Path(os.path.realpath(contexts_file()))  # a symbolic link is kept
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile(  # its mode is 600
         "w", encoding="utf-8", dir=path.parent, delete=False

@@ -29,7 +29,7 @@ from topics.errors import ExitCode
 
 LOG_FIX: Final = "wait; if this persists, check the server's log"
 FREE_BYTES: Final = 1 << 30
-NEAR_CAP_SHARE: Final = 0.8  # of a cap
+NEAR_CAP_SHARE: Final = 0.8  # use above this share of a limit is a fault
 SYNC_MAX_MS: Final = 100.0
 LAG_MAX_MS: Final = 60_000
 CLOCK_AHEAD_MAX_MS: Final = 3_600_000  # the server's limit (topics.engine.future_timestamps)
@@ -60,7 +60,7 @@ STATES: Final = {
     "no_room": "the disk is full: delete files or records, then it continues automatically",
     "disk_stalled": "the disk does not respond: check dmesg, and the other users of the disk",
     "stalled": "its process hangs or gets no CPU time: check the load of the machine",
-    "permission_denied": "it may not open the data file in the server's log (start failed):"
+    "permission_denied": "it may not open a file, which the server's log names (start failed):"
     " chown -R the data directory to the user of the server",
     "disk_full": "it cannot start on a full disk: delete files, then it starts automatically",
     "disk_failed": "it cannot start: check dmesg and the mount, then it starts automatically",
@@ -90,7 +90,7 @@ def shards(server: ServerState) -> Iterator[Finding]:
 
 
 def keys(server: ServerState) -> Iterator[Finding]:
-    """A server that others can reach requires keys."""
+    """A server that other machines can reach requires keys."""
     url = server.client.target.url
     host = urlsplit(url).hostname or ""
     with suppress(ValueError):
@@ -116,7 +116,7 @@ def disk(server: ServerState) -> Iterator[Finding]:
 
 
 def _space(free: int) -> Iterator[Finding]:
-    if 0 < free < FREE_BYTES:  # 0 if no shard reports it
+    if 0 < free < FREE_BYTES:  # 0 means that no shard reports the free space
         fix = "delete records or topics, set ttl_ms or cap_bytes, or enlarge the disk"
         yield Finding(f"only {size(free)} are free on the disk of the data", fix)
 
@@ -126,10 +126,10 @@ LIMITS: Final = {"max_connections": "the limit of open files (ulimit -n)"}
 
 
 def caps(server: ServerState) -> Iterator[Finding]:
-    """No cap is nearly reached."""
+    """The server is well below all of its limits."""
     for limit, most in by_label(server.metrics, "topics_limit_max", "limit").items():
         name = USED.get(limit, limit.removeprefix("max_"))
-        used = server.metrics.get(f"topics_{name}", 0)  # caps per key have no metric
+        used = server.metrics.get(f"topics_{name}", 0)  # limits per key have no metric
         if most and used >= NEAR_CAP_SHARE * most:
             setting = LIMITS.get(limit, f"TOPICS_{limit.upper()}")
             fix = f"delete or close unused ones, or raise {setting}"
@@ -199,7 +199,7 @@ def file_system(directory: Path, mounts: str = "/proc/mounts") -> Iterator[Findi
 def permissions(directory: Path) -> Iterator[Finding]:
     """Only the server may use the data directory."""
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        what = f"{directory} belongs to user {directory.stat().st_uid}, who is not this user"
+        what = f"this user may not use {directory}, which belongs to user {directory.stat().st_uid}"
         yield Finding(what, "start the server as its owner, or chown -R the directory")
     if others := directory.stat().st_mode & 0o077:
         what = f"other users may access {directory} (mode {others:03o})"
@@ -244,14 +244,14 @@ def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, li
             is_key = isinstance(failure, Refused)
             yield "server", "", [Finding(failure.message, KEY_FIX if is_key else SERVER_FIX)]
         else:
-            yield "server", f"{client.target.url} answers.", []
+            yield "server", f"{client.target.url} responds.", []
             for check in SERVER_CHECKS:
                 yield check.__name__, check.__doc__ or "", [*check(server)]
     usual = Path(os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir)
     directory = data_dir or (usual if usual.is_dir() else None)
     if directory is None:
         shell.print_note(
-            "no data directory found; --data-dir names it on the machine of the server"
+            "no data directory found; on the machine of the server, --data-dir specifies it"
         )
         return
     for local in MACHINE_CHECKS:

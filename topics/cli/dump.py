@@ -189,8 +189,8 @@ def _check_not_source(client: Topics, header: Header, to: str | None) -> None:
     with suppress(NotFound):
         if name == header.topic and client.topic(name).state().epoch == header.epoch:
             raise Failed(
-                f"{name} is the topic that was exported, so it would have its records twice; --to"
-                " names another topic, --again appends them to it",
+                f"{name} is the topic that was exported, so the import would duplicate its records;"
+                " --to selects another topic, --again appends them anyway",
                 "own_export",
                 ExitCode.USAGE,
             )
@@ -251,5 +251,6 @@ def _unpacked(found: Iterable[bytes]) -> Iterator[bytes]:
     for number, block in enumerate(found):
         if number == 0 and block.startswith(GZIP):
             unpack = zlib.decompressobj(31)
-        # Data after the end of the gzip stream is also yielded, because no export contains any.
+        # Also yield data after the end of the gzip stream, so that the file is reported as damaged.
+        # No export contains such data.
         yield unpack.decompress(block) + unpack.unused_data if unpack else block

@@ -4,9 +4,8 @@
 
 Equal input makes equal chunks and idempotency keys (`topics.client.chunks`). So a second run
 appends nothing, and a run after an interruption continues. A chunk is sent when it is full or at
-the end of the input. With such keys an incomplete chunk is not sent after a bad line, because a
-corrected line must not move the bounds of the chunks before it. If the keys are not made from
-content, it is sent.
+the end of the input. With keys, an incomplete chunk is not sent after a bad line, because a
+corrected line must not move the bounds of the chunks before it. Without keys, it is sent.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ REPORTED_REJECTS_MAX: Final = 5
 LINGER_S: Final = 0.05
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 WINDOW: Final = "idempotency_window_ms"
-WINDOW_MS: Final = 7 * units.MS["d"]  # long enough to repeat on Monday a load that failed on Friday
+# Long enough that a load that failed on a Friday can be repeated on Monday.
+WINDOW_MS: Final = 7 * units.MS["d"]
 
 
 def reached(shell: Shell) -> Topics:
@@ -85,9 +85,11 @@ def invalid_input(location: str, reason: str) -> Failed:
 
 
 def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iterator[bytes]:
-    """Yield the content of a stream as it arrives. ``on_idle`` is called while nothing arrives."""
+    """Yield the content of a stream as it is received. ``on_idle`` is called while no data is
+    available.
+    """
     while True:
-        with suppress(io.UnsupportedOperation):  # not a file of the system, so it never waits
+        with suppress(io.UnsupportedOperation):  # the stream has no descriptor, so it never waits
             while on_idle is not None and not select.select([stream], [], [], LINGER_S)[0]:
                 on_idle()
         if not (block := stream.read1(BLOCK_BYTES)):  # type: ignore[attr-defined]
@@ -105,7 +107,7 @@ class Lines:
 
     @property
     def location(self) -> str:
-        """Return the number of the last line, for messages."""
+        """The name of the input and the number of the last line, for messages."""
         return f"{self._name}, line {self._number}"
 
     def __iter__(self) -> Iterator[bytes]:
@@ -168,10 +170,11 @@ class Rejects:
 class Loader:
     """Appends to one topic.
 
-    ``prefix`` begins the keys that are made from content; ``key`` is the key of the first chunk.
-    If both are absent, equal input is appended again in each run. ``config`` is used if the topic
-    must be created. ``hint`` describes how to append known records again. ``rejects`` collects the
-    records that the server refuses; if it is absent, the first refused record stops the load.
+    ``prefix`` is the prefix of the keys that are made from content; ``key`` is the key of the first
+    chunk. If both are absent, equal input is appended again in each run. ``config`` is used if the
+    topic must be created. ``hint`` describes how to append known records again. ``rejects``
+    collects the records that the server refuses; if it is absent, the first refused record stops
+    the load.
     """
 
     def __init__(

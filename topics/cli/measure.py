@@ -28,7 +28,7 @@ def by_label(metrics: Metrics, name: str, label: str) -> dict[str, int]:
 
 def sync_ms(after: Metrics, before: Metrics | None, share: float) -> float | None:
     """Return a quantile of the sync times between two samples, or of all sync times. Within a
-    bucket it is interpolated, as Prometheus does. Return None if there was no sync.
+    bucket it is interpolated, as in Prometheus. Return None if there was no sync.
     """
     counts = {row["le"]: row["count"] for row in after[SYNCS]["buckets"]}
     for row in before[SYNCS]["buckets"] if before else ():

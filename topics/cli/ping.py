@@ -31,7 +31,7 @@ from topics.errors import ExitCode
 
 CONFIG: Final = {"durability": "ephemeral", "cap_records": 100}
 HEARTBEAT_S: Final = 1.0
-HEARTBEAT_MAX_S: Final = 2.5  # heartbeats are missing
+HEARTBEAT_MAX_S: Final = 2.5  # after a longer silence, heartbeats are missing
 BUFFERS: Final = (
     "a proxy between this machine and the server buffers the stream: its heartbeats, one per"
     " second, are late as well. Switch off its buffering (nginx: proxy_buffering off; and no gzip)"
@@ -41,7 +41,7 @@ SLOW: Final = (
 )
 
 # A stream yields the header fields of its response, then the payload of each record, and None for
-# each heartbeat. It raises `TopicsError`, or `TimeoutError` if nothing arrives.
+# each heartbeat. It raises `TopicsError`, or `TimeoutError` if nothing is received.
 Stream = Generator[Any]
 
 
@@ -108,8 +108,8 @@ class PingRun:
         self._end()
 
     def _end(self) -> None:
-        """Close the stream in this thread. The garbage collector would close an unreferenced one in
-        any thread, which may then deadlock with itself.
+        """Close the stream in this thread. The garbage collector would close an unreferenced
+        stream in any thread, which may then deadlock with itself.
         """
         if self._stream is not None:
             self._stream.close()
@@ -179,7 +179,7 @@ def by_watch(client: Topics, topic: str, wait_s: float) -> Stream:
 
 
 def by_web_socket(client: Topics, topic: str, wait_s: float) -> Stream:
-    """Receive over a WebSocket. Its heartbeats are too slow, so pings request one each second."""
+    """Receive over a WebSocket. Its heartbeats are too rare, so pings request one each second."""
     try:
         with client.http.websocket("/v0/ws", timeout=wait_s) as socket:
             assert socket.response is not None

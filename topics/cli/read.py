@@ -45,7 +45,7 @@ from topics.errors import ExitCode
 STREAM_TOPICS: Final = 64  # the server's limit for one stream
 QUEUED_EVENTS: Final = 256
 WAIT_S: Final = 0.5
-SCAN_INTERVAL_S: Final = 2.0  # for new topics that a glob matches
+SCAN_INTERVAL_S: Final = 2.0  # the interval of scans for new topics that match a glob
 GLOB: Final = re.compile(r"[*?\[]")
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "t": lambda record: record.topic,
@@ -190,11 +190,11 @@ def _backwards(
 ) -> Iterator[list[Event]]:
     """Yield the events of a topic after a seq, the newest first, by windows of seqs.
 
-    A window grows while it has no records, because ranges of them may be deleted, and then shrinks.
+    A window grows while it has no records, because ranges of seqs may be deleted, and then shrinks.
     """
     size = least = min(limit or calls.PAGE, calls.PAGE)
     high, end = state.head_seq, max(after, state.earliest_seq - 1)
-    is_lost = after < end  # below the records there may be a lost range
+    is_lost = after < end  # records before the first one may have been lost
     while high > end:
         low = max(high - size, end)
         window = msgspec.structs.replace(state, head_seq=high)
@@ -294,7 +294,8 @@ class EventStreams:
     def next(self) -> Event | Exception:
         """Return the next event, or the error that ended a stream."""
         while True:
-            with suppress(Empty):  # a signal just before a wait is handled only after it
+            # Each wait is short, because a signal just before a wait is handled only after it.
+            with suppress(Empty):
                 return self.queue.get(timeout=WAIT_S)
 
     def _begin(self, starts: list[tuple[str, Start]]) -> None:
@@ -318,7 +319,7 @@ class EventStreams:
     def _scan(self) -> None:
         while True:
             sleep(SCAN_INTERVAL_S)
-            with suppress(ConnectionLost, Throttled, Unavailable):  # the streams report it, too
+            with suppress(ConnectionLost, Throttled, Unavailable):  # the streams also report it
                 found = _names_of(self._client, self._globs)
                 self._begin([(name, 0) for name in found if name not in self.topics])
 

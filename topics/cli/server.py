@@ -50,7 +50,8 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
         from topics.process import boot
         from topics.storage.data_dir import NotADataDirectory, check_path
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # until the supervisor sets its own handlers
+    # These signals end the process until the supervisor handles them.
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     environ = os.environ
     for name, value in (("HOST", host), ("PORT", port), ("DATA_DIR", data_dir)):
@@ -123,7 +124,7 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
     is created, so that it is complete or unchanged. FILE may be - for stdin. DIR@GENERATION is a
     generation of a directory that topics standby run writes; DIR@newest is the last one.
 
-    A server on DIR continues at the time of the backup. Readers with a later position do not notice
+    A server on DIR continues at the time of the backup. Readers with a later position cannot detect
     that seqs are used again. With --as-new, all topics get another epoch, which notifies the
     readers.
     """

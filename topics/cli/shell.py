@@ -111,7 +111,7 @@ class Shell:
         if is_sure:
             return
         if not sys.stdin.isatty():
-            raise InvalidInput(f"{question} Confirm with --yes, because stdin is no terminal.")
+            raise InvalidInput(f"{question} Confirm with --yes, because stdin is not a terminal.")
         if not click.confirm(question, err=True):
             raise click.ClickException("nothing was changed")
 
@@ -314,7 +314,7 @@ GLOBALS: Final[list[click.Option]] = [
         "--timeout",
         type=click.FloatRange(min=0),
         metavar="SECONDS",
-        help="Retry for this time while the server is unavailable (0; 60 if many records move).",
+        help="Retry for this time while the server is unavailable (0; 60 to transfer records).",
     ),
 ]
 

@@ -114,7 +114,7 @@ def sample(client: Topics) -> Sample:
     names = ("head_seq", "records_live", "bytes_live")
     heads, counts, sizes = (by_label(metrics, f"topics_topic_{name}", "topic") for name in names)
     topics = {name: (heads[name], counts[name], sizes[name]) for name in heads}
-    if metrics["topics_topic_metrics_truncated"]:  # the list has all, unless a shard is down
+    if metrics["topics_topic_metrics_truncated"]:  # the list is complete unless a shard is down
         with suppress(Unavailable):
             topics = {
                 each.name: (each.head_seq, each.count, each.bytes) for each in client.topics()

@@ -36,12 +36,14 @@ from topics.client.values import JobRecord
 from topics.errors import ExitCode
 
 MONITOR_S: Final = 1.0
-WAIT_S: Final = 0.5  # a signal just before a wait is handled only after it
-STDERR_S: Final = 1.0  # for the rest of stderr, which children of the program may keep open
+WAIT_S: Final = 0.5  # short, because a signal just before a wait is handled only after the wait
+# The time to wait for the end of stderr, which children of the program may keep open.
+STDERR_S: Final = 1.0
 STDERR_MAX_BYTES: Final = 4096  # searched for the last line
 GRACE_S: Final = 1.0  # from Ctrl-C to SIGTERM
 KILL_S: Final = 5.0  # from SIGTERM to SIGKILL
-# A program that ends in this way has not failed if this process is being stopped as well.
+# Exit codes of programs that SIGINT or SIGTERM ended. They are not failures if this process is
+# being stopped as well.
 STOPPED: Final = {signed for number in (2, 15) for signed in (-number, 128 + number)}
 
 
@@ -77,7 +79,7 @@ def work(
 ) -> ExitCode:
     """Run a command for each job of a queue.
 
-    The command receives the job as a line of JSON on stdin, and the environment variables
+    The command receives the data of the job as JSON on stdin, and the environment variables
     TOPICS_TOPIC, TOPICS_SEQ, TOPICS_TAG, TOPICS_DELIVERIES and TOPICS_LAST_ERROR. Exit code 0 acks
     the job. Otherwise the job is retried after 1, 2, 4, ... seconds, with the last line of stderr
     as its last error.
@@ -122,7 +124,7 @@ class WorkerPool:
         self._running: dict[subprocess.Popen[bytes], Job] = {}
         self._is_interrupted, self._is_over = False, threading.Event()
         self._failure: Exception | None = None
-        self.begun = self.failed = 0  # started jobs, nacked jobs
+        self.begun = self.failed = 0  # numbers of started and of nacked jobs
 
     def run(self, *, once: bool, drain: bool) -> None:
         """Work until the worker stops. Raise `TopicsError` or `OSError`."""
@@ -244,7 +246,8 @@ class WorkerPool:
                     self._report(self._running[process], "the lease is lost, stopping the command")
                     process.terminate()
             stopped |= lost
-            if self._shell.is_away:  # the next job, which would show it, may arrive much later
+            # The next job would also report the reconnection, but may be claimed much later.
+            if self._shell.is_away:
                 with suppress(TopicsError):
                     self._client.once(calls.ready())
                     self._shell.report_reconnected()

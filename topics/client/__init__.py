@@ -2,12 +2,12 @@
 
     aio/            the client for asyncio and trio
     sync/           the client for threads, generated from aio/ by tests/client/unasync.py
-    tasks.py        the parts of both that are not generated: tasks of asyncio and trio,
-    threads.py      threads and signals
+    tasks.py        the parts of aio/ that differ for threads: tasks of asyncio and trio
+    threads.py      the same parts for sync/, which are not generated: threads and signals
     jobs.py         a job that a worker holds, without I/O
     http.py         header fields, timeouts, certificates, failures
     watching.py     event streams, without I/O
-    chunks.py       divide many records into appends of a bounded size, and make their keys
+    chunks.py       divides many records into appends of a bounded size, and makes their keys
     calls.py        the API as values: requests, how to parse responses, when to retry
     values.py       records, tombstones, states
     settings.py     the server and the key

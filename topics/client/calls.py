@@ -27,9 +27,9 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 PAGE: Final = 1000  # the server's maximum
-WAIT_S: Final = 25.0  # of one long poll; the server's maximum is 30
-SHUTDOWN_S: Final = 0.8  # for each request after Ctrl-C, a cancellation or an exception
-ATTEMPT_MIN_S: Final = 0.2  # a request may take this long after its deadline, too
+WAIT_S: Final = 25.0  # the duration of a long poll; the server's maximum is 30
+SHUTDOWN_S: Final = 0.8  # the timeout of a request after Ctrl-C, a cancellation or an exception
+ATTEMPT_MIN_S: Final = 0.2  # the minimum timeout of a request, even after its deadline
 RANDOM: Final = random.SystemRandom()  # does not disturb a program that seeds `random`
 
 
@@ -92,7 +92,8 @@ class Retry:
     connects: float = inf
 
 
-FOREVER: Final = Retry(deadline=inf)  # the default of streams and workers: a restart is a pause
+# The default of streams and workers, which wait until the server has restarted.
+FOREVER: Final = Retry(deadline=inf)
 
 
 class Attempts:
@@ -246,8 +247,8 @@ _router = _parser(values.RouterInfo)
 def put_topic(
     name: str, config: Mapping[str, Any], *, dry_run: bool = False
 ) -> Call[values.TopicPut]:
-    """§1.1. With ``dry_run``, the server only reports what it would do. Raise `TypeError` for an
-    unknown field.
+    """Create or configure a topic (§1.1). With ``dry_run``, the server only reports what it would
+    do. Raise `TypeError` for an unknown field.
     """
     _check_names(TopicConfig, config)
     path = _at(name, dry_run="true") if dry_run else _at(name)
@@ -255,12 +256,12 @@ def put_topic(
 
 
 def get_topic(name: str) -> Call[values.TopicState]:
-    """§1.2."""
+    """Return the state of a topic (§1.2)."""
     return Call("GET", _at(name, touch="false"), _state)
 
 
 def drop_topic(name: str, *, if_empty: bool = False) -> Call[bool]:
-    """§1.4. The result states whether the topic existed."""
+    """Delete a topic (§1.4). The result is true if the topic existed."""
     path = _at(name, if_empty="true") if if_empty else _at(name)
     return Call("DELETE", path, lambda answer: _dropped(answer).deleted)
 
@@ -301,17 +302,17 @@ def _list(path: str, parse: Callable[[bytes], Page[P]], query: Mapping[str, Any]
 
 
 def list_topics(prefix: str, cursor: str | None) -> Call[Page[values.TopicInfo]]:
-    """§1.3."""
+    """List topics (§1.3)."""
     return _list("/v0/topics", _topics, {"prefix": prefix, "cursor": cursor})
 
 
 def list_routers(cursor: str | None, **query: str) -> Call[Page[values.RouterInfo]]:
-    """§6. ``query`` may have ``prefix``, ``source`` and ``dest``."""
+    """List routers (§6.3). ``query`` may have ``prefix``, ``source`` and ``dest``."""
     return _list("/v0/routers", _routers, {**query, "cursor": cursor})
 
 
 def list_leases(name: str, cursor: str | None, node: str | None) -> Call[Page[values.Lease]]:
-    """List the leases of a queue."""
+    """List the leases of a queue (§10.7)."""
     return _list(_at(name, "leases"), _leases, {"cursor": cursor, "node": node})
 
 
@@ -324,8 +325,8 @@ AUTO: Final = "auto"  # a new key for each append
 def append(
     name: str, body: Mapping[str, Any], key: str | None = AUTO, node: str | None = None
 ) -> Call[values.Receipt]:
-    """§2. ``body`` has no key. With a key the records are appended once, even if the request is
-    sent several times. Raise `ValueError` for an empty key.
+    """Append records (§2). ``body`` has no key. With a key the records are appended once, even if
+    the request is sent several times. Raise `ValueError` for an empty key.
     """
     if key == "":
         raise ValueError("a key has at least one character; None means no key")
@@ -335,7 +336,7 @@ def append(
 
 
 def append_bytes(name: str, body: bytes, key: str) -> Call[values.Receipt]:
-    """§2: an encoded body, appended once for each ``key``, which is sent as a header field."""
+    """Append an encoded body (§2), once for each ``key``, which is sent as a header field."""
     path = _at(name, return_seqs="false")
     return Call("POST", path, _receipt, msgspec.Raw(body), key=key)
 
@@ -351,13 +352,13 @@ def append_body(
     body = {name: options[name] for name in of_request & options.keys()}
     fields = {name: value for name, value in options.items() if name not in of_request}
     if fields and not data:
-        raise TypeError(f"{', '.join(fields)}: only payloads take these; put them into the records")
+        raise TypeError(f"{', '.join(fields)}: valid only with payloads; set them in the records")
     body["records"] = [record_of(each, fields) for each in data] + [*(records or ())]
     return body
 
 
 def diff(name: str, from_seq: int, wait_s: float = 0.0, **options: Any) -> Call[values.DiffPage]:
-    """§3.1. The records of the result have the topic's name."""
+    """Read a page of records (§3.1). The records of the result have the topic's name."""
     body = {"from_seq": from_seq, "include_tags": True, "wait_ms": int(1000 * wait_s), **options}
     sent = {field: value for field, value in body.items() if value is not None}
 
@@ -373,8 +374,8 @@ def diff(name: str, from_seq: int, wait_s: float = 0.0, **options: Any) -> Call[
 def delete_records(
     name: str, *, before: int | None = None, tag: str | None = None
 ) -> Call[values.Deleted]:
-    """§5: delete the records ``before`` a seq, the records with a ``tag``, or the records that
-    match both. A ``*`` at the end of the tag matches any characters.
+    """Delete the records ``before`` a seq, the records with a ``tag``, or the records that match
+    both (§5). A ``*`` at the end of the tag matches any characters.
     """
     body: dict[str, Any] = {} if before is None else {"before_seq": before}
     if tag is not None:
@@ -459,8 +460,8 @@ class Reading:
 def claim(
     name: str, node: str, most: int, lease_s: float | None, wait_s: float
 ) -> Call[list[values.JobRecord]]:
-    """§10.2: lease up to ``most`` jobs to ``node`` for ``lease_s`` s. If no job is ready, the
-    server waits ``wait_s`` s for one.
+    """Lease up to ``most`` jobs to ``node`` for ``lease_s`` s (§10.2). If no job is ready, the
+    server waits for one for up to ``wait_s`` s.
     """
     body: dict[str, Any] = {"node": node, "max": most, "wait_ms": int(1000 * wait_s)}
     if lease_s is not None:
@@ -478,8 +479,8 @@ def claim(
 def settle(
     name: str, what: str, node: str, jobs: Iterable[values.JobRecord], **fields: Any
 ) -> Call[values.Settled]:
-    """§10.4 to §10.6: ``what`` is ack, nack or extend. The server skips jobs that have lost the
-    lease with which they were claimed.
+    """Ack, nack or extend jobs, as ``what`` specifies (§10.4 to §10.6). The server skips jobs that
+    have lost the lease with which they were claimed.
     """
     held = [*jobs]
     body = {
@@ -494,7 +495,7 @@ def settle(
 def nack(
     name: str, node: str, jobs: Iterable[values.JobRecord], delay_s: float, error: str | None
 ) -> Call[values.Settled]:
-    """§10.5."""
+    """Release jobs, which can be claimed again after ``delay_s`` s (§10.5)."""
     fields = {"delay_ms": int(1000 * delay_s), "error": error}
     sent = {field: value for field, value in fields.items() if value is not None}
     return settle(name, "nack", node, jobs, **sent)
@@ -508,7 +509,7 @@ def redrive(
     before: int | None = None,
     limit: int | None = None,
 ) -> Call[values.Redriven]:
-    """Move dead letters back to their queue."""
+    """Move dead letters back to their queues, or to the topic ``to`` (§10.6)."""
     match = None if tag is None else match_of(tag)
     options = {"to": to, "match": match, "before_seq": before, "limit": limit}
     body = {field: value for field, value in options.items() if value is not None}
@@ -522,31 +523,31 @@ def redrive(
 def put_router(
     name: str, source: str, dest: str, options: Mapping[str, Any]
 ) -> Call[values.RouterInfo]:
-    """§6. Raise `TypeError` for an unknown option."""
+    """Create or configure a router (§6.1). Raise `TypeError` for an unknown option."""
     _check_names(RouterOptions, options)
     body = {"source": source, "dest": dest, **options}
     return Call("PUT", _router_at(name), _router, body)
 
 
 def get_router(name: str) -> Call[values.RouterInfo]:
-    """§6."""
+    """Return the state of a router (§6.2)."""
     return Call("GET", _router_at(name), _router)
 
 
 def drop_router(name: str) -> Call[bool]:
-    """§6. The result states whether the router existed."""
+    """Delete a router (§6.4). The result is true if the router existed."""
     return Call("DELETE", _router_at(name), lambda answer: _dropped(answer).deleted)
 
 
 def ready() -> Call[dict[str, Any]]:
-    """§8.2. The call raises `Unavailable`, with the reasons in its detail, if the server is not
-    ready.
+    """Check the readiness of the server (§8.2). The call raises `Unavailable`, with the reasons in
+    its detail, if the server is not ready.
     """
     return Call("GET", "/v0/ready", msgspec.json.decode)
 
 
 def metrics() -> Call[dict[str, Any]]:
-    """§8.3: for each metric a number, a list of labels with values, or a histogram."""
+    """Return the metrics (§8.3): each is a number, a list of labels with values, or a histogram."""
     decode = _parser(dict[str, Any])
 
     def parse(answer: bytes) -> dict[str, Any]:

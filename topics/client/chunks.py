@@ -8,7 +8,7 @@ A chunk has at most ``max_records``, and is completed before it would exceed ``m
 bounds depend only on the records and these limits. A record above ``max_bytes`` is a separate
 chunk, so that the server can refuse it without refusing another record.
 
-A chunk has the same idempotency key (§0.8) whenever the same work is done again:
+A chunk has the same idempotency key (§0.8) whenever the same work is repeated:
 
     `run_key`       producers: the name of the run and the number of the chunk
     `ContentKeys`   files: the content of all records up to the end of the chunk
@@ -43,7 +43,7 @@ class Chunker(Generic[M]):
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
         self._max_records, self._max_bytes, self._number = max_records, max_bytes, 0
-        self._records: list[bytes] = []  # of the incomplete chunk
+        self._records: list[bytes] = []  # the records of the incomplete chunk
         self._marks: list[M] = []
         self._size = 0
 
@@ -114,8 +114,8 @@ def chunk_key(scope: str, topic: str, partition: int, number: int, count: int, b
     complete request body, so a different ``node`` makes a different write.
 
     The bytes are part of the key because another attempt may see other rows (a nondeterministic
-    query). These are appended again, which a reader can notice. A key without the bytes would drop
-    them, which no reader can notice.
+    query). These are appended again, which a reader can detect. A key without the bytes would drop
+    them, which no reader can detect.
     """
     content = blake2b(body, digest_size=20).hexdigest()
     # repr() quotes the scope and the topic, so they cannot imitate other scopes or numbers.

@@ -5,7 +5,7 @@ Refused          401 403               use another key
 NotFound         404                   create the topic or router first
 Conflict         409 422               change the existing topic, or free space in it
 Throttled        429                   try later; the client has retried until its deadline
-Unavailable      5xx                   same as Throttled
+Unavailable      5xx                   same as Throttled; only 502, 503 and 504 are retried
 ConnectionLost   no response           same as Throttled
 """
 
@@ -19,8 +19,8 @@ import msgspec
 
 class TopicsError(Exception):
     """A request that failed. ``code`` is the contract's ``error.code`` (§0.5) and ``status`` the
-    HTTP status, 0 if there was no response. ``detail`` comes from the server. ``request_id``
-    identifies the request in its log.
+    HTTP status, 0 if there was no response. ``detail`` is the contract's ``error.detail``.
+    ``request_id`` identifies the request in the server's log.
     """
 
     retry_after_s: float | None = None  # the pause that the server requests
@@ -113,7 +113,7 @@ def command_error(code: str, message: str, detail: dict[str, Any]) -> TopicsErro
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
-    """Return the error for a response, which may come from a proxy."""
+    """Return the error for a response, which a proxy may have sent."""
     try:
         error = msgspec.json.decode(body, type=_Envelope).error
     except msgspec.MsgspecError:

@@ -21,7 +21,7 @@ from topics.client.settings import Target
 from topics.client.watching import HEARTBEAT_S
 
 CONNECT_S: Final = 10.0
-KEEPALIVE_S: Final = 60.0  # of an idle connection; the server closes it after 75 s
+KEEPALIVE_S: Final = 60.0  # idle connections are closed; the server closes them after 75 s
 KEEPALIVE_MAX: Final = 16
 FAILURES: Final = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
 

@@ -13,8 +13,8 @@ from topics.client.values import JobRecord
 
 ERROR_MAX_BYTES: Final = 1024
 DELAY_MAX_S: Final = 300.0
-EXTEND_DIVISOR: Final = 3.0  # leases are extended after this fraction of their time
-EXTEND_RETRY_S: Final = 1.0  # after an extension that failed
+EXTEND_DIVISOR: Final = 3.0  # leases are extended after their duration divided by this number
+EXTEND_RETRY_S: Final = 1.0  # the pause after an extension that failed
 
 
 class HeldJob:
@@ -49,7 +49,7 @@ class HeldJob:
 
     @property
     def meta(self) -> dict[str, Any] | None:
-        """The job's headers, or None."""
+        """The job's ``meta`` object, or None."""
         return self.record.meta
 
     @property

@@ -192,8 +192,8 @@ class AsyncSending(AsyncBackground):
 
 
 class AsyncWorking(AsyncBackground):
-    """The base class of `AsyncWorker`: its stop and its concurrent handlers. It handles no
-    signals.
+    """The base class of `AsyncWorker`: stops the worker and runs handlers concurrently. It handles
+    no signals.
     """
 
     def __init__(self, name: str) -> None:

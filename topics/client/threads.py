@@ -42,7 +42,7 @@ __all__ = [
     "shielded",
 ]
 T = TypeVar("T")
-EXIT_FLUSH_MAX_S: Final = 5.0  # for all records that a program did not flush
+EXIT_FLUSH_MAX_S: Final = 5.0  # the time to send all records that a program did not flush
 Opened = WeakSet  # an abandoned stream is closed when its last reference is dropped
 Sent = Future
 
@@ -51,7 +51,7 @@ class Stop:
     """A request to stop. It also interrupts the waits and calls that are in progress."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # reentrant: a signal may arrive while it is held
+        self._changed = threading.Condition()  # reentrant, because a signal handler may call `set`
         self._is_set = False
         self._aborts: list[Callable[[], None]] = []
 
@@ -233,8 +233,8 @@ def _close_all() -> None:
 
 
 class Working(Background):
-    """The base class of `Worker`: its stop and its concurrent handlers. In the main thread, SIGTERM
-    stops the worker after the current jobs.
+    """The base class of `Worker`: stops the worker and runs handlers concurrently. In the main
+    thread, SIGTERM stops the worker after the current jobs.
     """
 
     def __init__(self, name: str) -> None:

@@ -68,7 +68,7 @@ class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True, omit_defaults
 
     @cached_property
     def meta(self) -> dict[str, Any] | None:
-        """The record's headers, or None."""
+        """The record's ``meta`` object, or None."""
         meta: dict[str, Any] | None = decoded(self.raw_meta)
         return meta
 

@@ -31,7 +31,7 @@ from topics.formats.api.watch import Cursor, CursorsId, decode_cursors
 Position = Cursor  # a topic's seq and epoch
 HEARTBEAT_S: Final = 15.0
 EVENT_MAX_BYTES: Final = 16 << 20
-PACED: Final = 429  # the stream continues
+PACED: Final = 429  # after an error event with this code, the stream continues
 
 
 class Tail:

@@ -1,4 +1,4 @@
-"""JSON text of plain values. Equal values always have the same bytes."""
+"""JSON text of plain values. The members of an object keep the order of the dictionary."""
 
 from __future__ import annotations
 

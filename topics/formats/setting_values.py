@@ -141,7 +141,7 @@ class Networks:
     )
 
     def parse(self, text: str) -> tuple[Network, ...]:
-        """Parse the list. Raises ``ValueError`` for an item that is neither.
+        """Parse the list. Raises ``ValueError`` for an item that is not an address or a network.
 
         A network with bits set after its prefix length is also an error.
         """

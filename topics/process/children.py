@@ -24,7 +24,7 @@ from setproctitle import setproctitle
 from topics.errors import ExitCode
 from topics.process import logs
 
-MALLOC_KEPT_BYTES = 16 << 20  # freed memory that malloc keeps, see `keep_memory`
+MALLOC_KEPT_BYTES = 16 << 20  # size of the largest freed block that malloc keeps
 # The highest limit of open files that is set. A higher limit has no benefit, and it slows down
 # programs that close every possible descriptor.
 FILES_MAX = 1 << 20
@@ -146,10 +146,10 @@ def forbid_dumps() -> None:
 
 
 def _reset_signals() -> None:
-    """Restore the default action of all signals, ignore SIGINT and SIGHUP, and unblock all signals.
+    """Restore the default actions of signals, ignore SIGINT and SIGHUP, and unblock all signals.
 
     The terminal sends Ctrl-C and hang-ups to all processes of the group. Only the parent handles
-    them.
+    them. SIGPIPE remains ignored, so that a write to a closed pipe or socket raises an exception.
     """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
         if signal.getsignal(number) not in (signal.SIG_DFL, None):

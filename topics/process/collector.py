@@ -25,7 +25,7 @@ OLD_THRESHOLD: Final = 2
 
 
 def freeze_survivors() -> None:
-    """Freeze all existing objects, and from now on the objects that survive a full collection."""
+    """Freeze all existing objects, and later the objects that survive a full collection."""
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], OLD_THRESHOLD)
     gc.callbacks.append(_freeze)

@@ -7,7 +7,7 @@ processes. A hub process would copy each message into a second ring, and its fai
 disconnect all other processes.
 
                fork                serves            30 s of service
-    WAITING ──────────▶ STARTED ─────────────▶ UP ───────────────────▶ UP, clean record
+    WAITING ──────────▶ STARTED ─────────────▶ UP ───────────────────▶ UP, delay reset
        ▲                   │                    │                          │
        └── back-off ◀──────┴──────── death ◀────┴──────────────────────────┘
 
@@ -116,14 +116,13 @@ class Child:
         self.due = 0.0  # time of the next fork; meaningful while no process runs
         self.failures = 0  # number of consecutive deaths
         self.spawned_at = 0.0
-        self.up_at = math.inf  # time at which the supervisor first saw it serve
+        self.up_at = math.inf  # time at which the supervisor first saw the process serve
         self.pulse = Liveness()
         self._heartbeat_ms_before = 0  # the last heartbeat of the previous process
-        self.is_stalled = False  # No heartbeat for too long. This has been logged.
-        self.is_being_killed = (
-            False  # SIGKILL was sent because it stalled, and it is not yet reaped.
-        )
-        self.is_damaged = False  # Its data is damaged, so it is not restarted.
+        self.is_stalled = False  # No sign of life for too long. This has been logged.
+        # SIGKILL was sent because the process stalled, and the process is not yet reaped.
+        self.is_being_killed = False
+        self.is_damaged = False  # The data is damaged, so the child is not restarted.
 
     @property
     def is_up(self) -> bool:
@@ -132,8 +131,8 @@ class Child:
 
     @property
     def has_heartbeat(self) -> bool:
-        """Whether the process has sent a heartbeat since the fork. It imports modules before the
-        first one.
+        """Whether the process has sent a heartbeat since the fork. It imports its modules before
+        its first heartbeat.
         """
         return self.cells.heartbeat_ms != self._heartbeat_ms_before
 
@@ -155,7 +154,7 @@ class Child:
         sign = [cells.spawns, cells.heartbeat_ms, cells.state]
         if isinstance(cells, ShardCells):
             # `disk_silent_ms` grows while the loop itself is blocked by the disk. It counts as a
-            # sign of life, so that a slow disk does not get the shard killed.
+            # sign of life, so that the supervisor does not kill a shard that waits for a slow disk.
             sign += cells.progress_ppm, cells.disk_silent_ms
         return self.pulse.observe(tuple(sign), now)
 

@@ -4,12 +4,12 @@ Each tick checks the signs of life of every child on the board (`decisions/0017`
 
     no sign of life for    what happens
     STALLED_S              logged, and shown in the status of the service
-    FIRST_HEARTBEAT_S      the same, for a process without a heartbeat yet: it imports modules
+    FIRST_HEARTBEAT_S      the same, for a process that has not sent its first heartbeat
     KILL_AFTER_S           SIGKILL; the child is restarted as after any death
 
-systemd receives READY=1 once, when the front serves and every shard is either up or damaged. From
-then on it receives watchdog datagrams. systemd monitors only the supervisor; the supervisor
-monitors its children.
+systemd receives READY=1 once, when the front serves and every shard is either up or damaged. After
+that, it receives watchdog datagrams. systemd monitors only the supervisor; the supervisor monitors
+its children.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics.process.family import Child, Family, Shared
 STALLED_S = liveness.STALLED_S
 # Imports usually take 0.1 s, but several seconds if many processes compete for the cores.
 FIRST_HEARTBEAT_S = 15.0
-# This also applies during a recovery, because each step of a recovery is a sign of life.
+# This limit also applies during a recovery, because each step of a recovery is a sign of life.
 KILL_AFTER_S = 30.0
 TICK_S = 1.0
 STARTING_TICK_S = 0.05

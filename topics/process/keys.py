@@ -10,8 +10,8 @@ secret, and no error message may contain one.
 
                   files stay as they are for SETTLE_S
     idle ──SIGHUP──▶ settling ────────────────────────▶ read ──valid──▶ published, logged
-                      ▲    │ they change, for              └─invalid──▶ logged and counted; the
-                      └────┘ GIVE_UP_S at most                          earlier keys stay
+                      ▲    │ they change, for at           └─invalid──▶ logged and counted; the
+                      └────┘ most RELOAD_TIMEOUT_S                      earlier keys stay
 
 An operator may send the signal while an editor is still writing the file. An incomplete file can be
 valid, with the scopes of the last entry missing. So the files are read only after they have not
@@ -122,8 +122,8 @@ def key_files(environ: MutableMapping[str, str]) -> Iterator[KeyFile]:
 def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Check a key file for the command line. Returns its keys and its errors.
 
-    Each key has its line, alias and rights; ``prefixes`` None permits all names. Each error
-    contains its line number. Raises OSError if the file cannot be read.
+    Each key has its line, alias and rights; ``prefixes`` None permits all names. An error of a
+    line contains the line number. Raises OSError if the file cannot be read.
     """
     text = bytearray(KEY_FILE_MAX_BYTES + 1)
     length = _read_into(path, text, again=False)
@@ -140,7 +140,7 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         except ValueError as error:
             mistakes.append(f"line {number}: {error}")
             continue
-        # Of two entries with the same key, only one could apply.
+        # Report two entries with the same key, because only one of them could apply.
         for each in principals:
             first = lines.setdefault(each.digest, number)
             if first != number:
@@ -156,8 +156,8 @@ def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def pop_environment_keys(environ: MutableMapping[str, str]) -> bytearray:
     """Remove TOPICS_API_KEYS from the environment and return its value.
 
-    The copies of the value in memory are overwritten, including the one that /proc/PID/environ
-    shows.
+    Returns an empty buffer if the variable is not set. All other copies of the value in memory are
+    overwritten, including the one that /proc/PID/environ shows.
     """
     if API_KEYS not in environ:
         return bytearray()
@@ -266,7 +266,7 @@ class KeyReload:
             self._publish(access)
         except ValueError as error:
             self._board.keys_reload_failed += 1
-            keys = len(self._access.principals)  # these remain valid
+            keys = len(self._access.principals)  # the earlier keys remain valid
             log.error("keys not reloaded", keys=keys, reason=str(error))  # noqa: TRY400
         self.next_at = self._reload_deadline = math.inf
 

@@ -12,15 +12,15 @@ sealed``, ``disk full``. All variables are fields. Their names end with the unit
     topic, shard, child     the name or number of the affected part
     path, offset            a file or folder, and a position in it
     error                   the text of an exception
-    reason, effect          why it happened, what it causes; phrases
+    reason, effect          the cause and the consequence of the event, as phrases
     refused                 the operations that fail with an error from now on
-    count                   the number of subjects of the event
-    duration_s, retry_in_s  how long it took, when the next attempt starts
+    count                   the number of things that the event is about
+    duration_s, retry_in_s  the duration of an operation, the time until the next attempt
 
 A line never contains a token or a query string, not even in a record of a library. Logging never
 raises or blocks. A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted,
 and the number of dropped lines is logged when writing succeeds again. A line that was only partly
-written is counted, too, and the next line starts on a new line.
+written is also counted, and the next line starts on a new line.
 
 Other programs may share stderr, so this module never sets its file description to non-blocking:
 

@@ -39,19 +39,19 @@ async def measure(
     These are the lag of the loop, the statistics of the links, the resource usage of the process
     and the result of ``counts``. The lag is the time by which the loop runs a tick too late.
     """
-    lags, lag_us, beats, known = [0] * (len(LAG_BOUNDS_US) + 1), 0, 0, UNKNOWN
+    lags, lag_us, ticks, known = [0] * (len(LAG_BOUNDS_US) + 1), 0, 0, UNKNOWN
     while True:
         due = next_tick(trio.current_time())
         await wait_tick()
         late_us = int((trio.current_time() - due) * 1e6)
         lags[bisect_left(LAG_BOUNDS_US, late_us)] += 1
-        lag_us, beats = lag_us + late_us, beats + 1
+        lag_us, ticks = lag_us + late_us, ticks + 1
         known = used_files(known)
         spent = resource.getrusage(resource.RUSAGE_SELF)
         most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         counters.store(
             {
-                "topics_loop_lag_us": [*lags, lag_us, beats],
+                "topics_loop_lag_us": [*lags, lag_us, ticks],
                 "topics_link_late_bells_total": sum(one.late_bells for one in links),
                 "topics_link_backlog_bytes": sum(one.backlog_bytes for one in links),
                 "topics_link_unread_bytes": sum(one.unread_bytes for one in links),

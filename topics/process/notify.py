@@ -46,7 +46,7 @@ class Notifier:
         return cls(address, watchdog_ms=int(watchdog_usec) // 1000 if is_ours else 0)
 
     def ready(self) -> None:
-        """Notify systemd that startup is complete. Its watchdog is active from now on."""
+        """Notify systemd that startup is complete. This also activates its watchdog."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:

@@ -107,8 +107,8 @@ def serve(
     settings = start.settings
     # Raise the limit first, because opening the data directory takes many descriptors.
     soft_limit, file_limit = raise_file_limit()
-    # The directory is locked before the port is opened, so that two servers with one directory
-    # fail early.
+    # The directory is locked before the port is opened, so that a second server with the same
+    # directory fails early.
     try:
         directory = DataDirectory(settings.data_dir, shards=settings.shards)
         listener = listen(settings.host, settings.port)
@@ -128,7 +128,7 @@ def serve(
     except (Fenced, OSError) as error:
         log.critical("start failed", reason=str(error))
         return ExitCode.FAILED
-    # The stored number of shards takes precedence, because topics are distributed by it.
+    # The stored number of shards takes precedence, because it determines the shard of each topic.
     settings = _with_stored_shards(settings, directory.shards)
     log.info("file limit set", soft_limit=file_limit, previous_limit=soft_limit)
     if (refusal := _file_limit_error(settings.shards, file_limit)) is not None:
@@ -230,7 +230,7 @@ def _file_limit_error(shards: int, limit: int) -> str | None:
 
     Returns None if it is sufficient.
     """
-    # Each part is known in advance. A server that ran out of descriptors later would refuse
+    # All terms are known at startup. A server that ran out of descriptors later would reject
     # clients.
     needed = descriptors_of(shards) + len(FOLDERS) * shards + OTHER_DESCRIPTORS
     if limit == resource.RLIM_INFINITY or limit >= needed:

@@ -66,8 +66,7 @@ class Supervisor:
         self._family = Family(shared, workers, settings.log_level)
         self._shutdown = Shutdown(self._family, shared, settings.drain_ms)
         self._health = Health(self._family, shared)
-        # The exit code of the process: the highest one of all events, because `ExitCode` is
-        # ordered.
+        # The exit code of the server. If several events determine it, the highest code is used.
         self._exit_code = ExitCode.DONE
         self._interrupts = 0
 
@@ -98,15 +97,15 @@ class Supervisor:
                 self._shutdown.advance()
             return self._exit_code
         finally:
-            # Also after an exception. No child may survive its supervisor, because it would keep
-            # the lock.
+            # This also runs after an exception. No child may survive its supervisor, because the
+            # child would keep the lock.
             self._family.kill_all()
 
     def _spawn_due(self) -> None:
         """Fork all children that are due.
 
-        The front is first, so that it imports its modules while the parent imports the modules of
-        the shards.
+        The front is forked first, so that it imports its modules while the parent imports the
+        modules of the shards.
         """
         for child in [self._family.front, *self._family.shards]:
             if not child.pid and child.due <= time.monotonic():
@@ -225,11 +224,11 @@ class Shutdown:
 
     def advance(self) -> None:
         """Enter the next phase if the current one is complete or has timed out."""
-        # The front has ended or used up its share. The shards need the rest of the time.
+        # The front has ended or used up its share. The shards get the rest of the time.
         if self.phase is Phase.FRONT and (not self._family.front.pid or self._is_due()):
             self.phase = Phase.SHARDS
             self._family.send(signal.SIGTERM, self._family.shards)
-        # This may follow in the same call, if the time is up.
+        # Both transitions occur in one call if the total time has already passed.
         if self.phase is Phase.SHARDS and self._is_due():
             self.phase = Phase.KILL
             if left := [child.name for child in self._family.alive()]:

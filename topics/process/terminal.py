@@ -18,7 +18,7 @@ import structlog
 
 COLORS: Final = {"warning": 33, "error": 31, "critical": 31}
 DIM: Final = 2
-UNLABELED: Final = ("reason", "error", "effect")  # sentences, shown before the other fields
+UNLABELED: Final = ("reason", "error", "effect")  # phrases, shown first and without names
 UNITS: Final = {"s": "s", "ms": "ms", "bytes": "bytes", "percent": "%"}
 NOT_SHOWN: Final = {
     *("event", "level", "time", "process", "pid", "child_pid", "exception"),

@@ -161,7 +161,7 @@ class AsyncTopic:
         ``config`` are described in §2.
 
         With a ``key``, all attempts append the records once; the default is a new key. With None,
-        a request that may have arrived is not sent again.
+        a request that the server may have received is not sent again.
         """
         node = options.pop("node", None)
         body = calls.append_body(data, records, options)
@@ -170,8 +170,8 @@ class AsyncTopic:
     async def read(
         self, after: int = 0, *, limit: int | None = None, follow: bool = False
     ) -> AsyncIterator[values.Event]:
-        """Yield the records after a seq, at most ``limit``, and tombstones for lost ones (§3). With
-        ``follow``, also yield new records, and `CaughtUp` whenever the end is reached.
+        """Yield the records after a seq, at most ``limit``, and tombstones for lost records (§3).
+        With ``follow``, also yield new records, and `CaughtUp` whenever the end is reached.
         """
         reading = calls.Reading(self.name, after, limit, self.client.node, follow=follow)
         while not reading.is_done:
@@ -269,8 +269,9 @@ class AsyncQueue(AsyncTopic):
         before: int | None = None,
         limit: int | None = None,
     ) -> values.Redriven:
-        """Move dead letters of this topic back to their queue, or ``to`` another topic: only dead
-        letters with the ``tag`` and ``before`` the seq, if they are given, and at most ``limit``.
+        """Move dead letters of this topic back to their queues, or to the topic ``to`` (§10.6). If
+        ``tag`` or ``before`` is given, only dead letters with this tag or below this seq are moved.
+        At most ``limit`` are moved.
         """
         call = calls.redrive(self.name, to=to, tag=tag, before=before, limit=limit)
         return await self.client.call(call)

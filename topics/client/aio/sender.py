@@ -23,7 +23,7 @@ FAILURES_MAX: Final = 100  # reported failures; all failures are counted and log
 
 
 class Pending(NamedTuple):
-    """A record that is neither acknowledged nor failed. ``until``: the last time of an attempt."""
+    """A record that is neither acknowledged nor failed. No attempt begins after ``until``."""
 
     message: bytes
     sent: AsyncSent[int]
@@ -55,7 +55,7 @@ class AsyncSender(AsyncSending):
         try:
             with shielded():
                 await self._drain(None if issubclass(kind, Exception) else SHUTDOWN_S)
-        finally:  # failures are logged; the exception of the block matters more
+        finally:  # failures are only logged, so that the exception of the block is propagated
             await self._finish()
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the sync client has the same parameter
@@ -83,7 +83,7 @@ class AsyncSender(AsyncSending):
             raise ExceptionGroup(f"{self._failed} of {self._sends} records failed", failures)
 
     async def _drain(self, timeout_s: float | None) -> None:
-        if self._pid != os.getpid():  # the records of the parent process
+        if self._pid != os.getpid():  # the records belong to the parent process
             return
         async with self._changed:
             self._is_closing = True

@@ -4,7 +4,7 @@ export interface Connection {
   url?: string | URL;
   /** Sent as `Authorization: Bearer KEY`. */
   key?: string;
-  /** Aborting it stops the call. */
+  /** Aborting this signal stops the call. */
   signal?: AbortSignal;
 }
 
@@ -25,7 +25,7 @@ export type Status =
   | { state: "open" }
   /** The connection is lost or the server is busy. The next attempt follows after `pause_ms`. */
   | { state: "waiting"; error: TopicsError; pause_ms: number }
-  /** The server refuses, for example because the key is wrong. There are no further attempts. */
+  /** The server refuses the request, for example because the key is wrong. It is not retried. */
   | { state: "closed"; error: TopicsError };
 
 /** Parses JSON of the server. Default: `JSON.parse`, which rounds numbers above 2⁵³. */
@@ -120,7 +120,7 @@ export interface SubscribeOptions<Data = any> extends Connection {
   tail?: boolean;
   /** Records of these nodes are not received. */
   node?: string | string[];
-  /** Default: 15,000. A stream that is silent for twice as long is opened again. */
+  /** Default: 15,000. A stream that is silent for twice this time is opened again. */
   heartbeat_ms?: number;
   limit?: number;
   max_batch_bytes?: number;
@@ -151,7 +151,7 @@ export interface PublishOptions extends Connection, Partial<Omit<Message, "recor
   max_pending?: number;
   /** The maximum total length of their JSON. Default: 8,388,608. */
   max_pending_chars?: number;
-  /** Default: the global one. Node.js before version 22 has none; use the package `ws` there. */
+  /** Default: the global `WebSocket`. Node.js before version 22 has none; use the package `ws`. */
   WebSocket?: WebSocketConstructor;
 }
 

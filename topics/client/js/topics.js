@@ -7,8 +7,8 @@
 //   work       claim the jobs of a queue and handle them
 //
 // All four take `url` (default: the origin of the page), `key` and `signal`. They retry while the
-// server cannot be reached or is busy. Errors have `status` (of HTTP; 0 without one) and
-// `code`. `subscribe`, `publish` and `work` report their connection to `on.status`:
+// server cannot be reached or is busy. Errors have `status` (the HTTP status, 0 if there was no
+// response) and `code`. `subscribe`, `publish` and `work` report their connection to `on.status`:
 //
 //   state      meaning                                                    with
 //   "open"     the server has responded
@@ -23,15 +23,15 @@ const RETRIED = [0, 429, 502, 503, 504];
 const RETRIED_CODES = ["throttled", "not_ready", "shutting_down"];
 const PAUSE_FIRST_MS = 100; // doubled up to PAUSE_MAX_MS, and shortened randomly by up to a half
 const PAUSE_MAX_MS = 5000;
-const HEARTBEAT_MIN_MS = 1000; // the minimum that the server accepts
+const HEARTBEAT_MIN_MS = 1000; // the server raises lower values to this one
 const RESPONSE_MS = 30_000; // without a response, a connection counts as lost
 const MESSAGE_MAX_CHARS = 16 * 2 ** 20; // the server closes the socket after a longer message
-const TOO_LONG = 1009; // the code of that close
-const CLAIM_WAIT_MS = 25_000; // how long the server may hold an empty claim
-const DELAY_MAX_MS = 300_000; // between two deliveries of a job that fails
+const TOO_LONG = 1009; // the close code after a message that is too long
+const CLAIM_WAIT_MS = 25_000; // how long the server waits for a job before it responds to a claim
+const DELAY_MAX_MS = 300_000; // the longest delay between two deliveries of a job that fails
 const ERROR_MAX_CHARS = 340; // at most 1,024 bytes of UTF-8, the limit of the server
 const EXTEND_AGAIN_MS = 1000;
-const JOBS_MAX = 1000; // of one request
+const JOBS_MAX = 1000; // the maximum number of jobs in one request
 const LONE_SURROGATE = /[\ud800-\udfff]/gu;
 
 const failure = (status, code, message, more) =>
@@ -107,7 +107,7 @@ function refusal({ status, headers }, text) {
   let error;
   try {
     ({ error } = JSON.parse(text));
-  } catch {} // the page of a proxy
+  } catch {} // the body may be an error page of a proxy
   const after_ms = error?.detail?.retry_after_ms ?? 1000 * Number(headers.get("retry-after"));
   const message = error?.message ?? `a response with status ${status}`;
   return failure(status, error?.code ?? `http_${status}`, message,
@@ -132,7 +132,7 @@ async function post({ headers, at }, path, body,
     throw lost(cause);
   } finally {
     clearTimeout(watchdog);
-    connection.abort(); // removes it from `signal`
+    connection.abort(); // removes the listener of `signal`
   }
   if (!response.ok) throw refusal(response, text);
   try {
@@ -180,11 +180,11 @@ export function subscribe({ url, key, topics, on = {}, id, signal, heartbeat_ms 
   const closing = linked(signal), pause = pauses();
   let connection;
 
-  async function tell(handler, event) {
+  async function notify(handler, event) {
     if (!closing.signal.aborted) await call(on[handler], event);
   }
 
-  async function received(promise) { // fails after two heartbeat intervals
+  async function received(promise) { // fails after a silence of two heartbeat intervals
     const silent = new Error(`nothing was received for ${silence_ms} ms`);
     const watchdog = setTimeout(() => connection.abort(silent), silence_ms);
     try {
@@ -199,9 +199,9 @@ export function subscribe({ url, key, topics, on = {}, id, signal, heartbeat_ms 
   async function handle(name, data) {
     const event = parse(data);
     if (name === "record") {
-      for (const record of event.records) await tell("record", { topic: event.topic, ...record });
+      for (const record of event.records) await notify("record", { topic: event.topic, ...record });
     } else if (name !== "error") {
-      await tell(name.replace(/-./g, ([, letter]) => letter.toUpperCase()), event);
+      await notify(name.replace(/-./g, ([, letter]) => letter.toUpperCase()), event);
     } else if (event.code !== 429) { // 429: the stream is slowed down and continues
       const status = [401, 403].includes(event.code) || event.topics ? event.code : 503;
       throw failure(status, `stream_${event.code}`, event.error);
@@ -214,7 +214,7 @@ export function subscribe({ url, key, topics, on = {}, id, signal, heartbeat_ms 
     if (response.status !== 200) throw refusal(response, await received(response.text()));
     if (!response.headers.get("content-type")?.startsWith("text/event-stream"))
       throw failure(200, "bad_answer", "the response is not an event stream");
-    await tell("status", { state: "open" });
+    await notify("status", { state: "open" });
     const reader = response.body.getReader(), decoder = new TextDecoder();
     let line = "", event = {}; // both may be incomplete at the end of a chunk
     for (let chunk; !(chunk = await received(reader.read())).done;) {
@@ -250,7 +250,7 @@ export function subscribe({ url, key, topics, on = {}, id, signal, heartbeat_ms 
         return closing.abort();
       }
       const pause_ms = pause.after(error);
-      await tell("status", { state: "waiting", error, pause_ms });
+      await notify("status", { state: "waiting", error, pause_ms });
       await sleep(pause_ms, closing.signal);
     }
   }
@@ -285,7 +285,7 @@ export function publish({ url, key, on = {}, signal, max_pending = 1000,
 
   const isFull = () => pending.size >= max_pending || chars >= max_pending_chars;
   const transmit = (message) => {
-    if (socket.readyState === 1) socket.send(message.text); // or after the reconnect
+    if (socket.readyState === 1) socket.send(message.text); // otherwise sent after the reconnect
   };
 
   function settle(message, outcome, value) {

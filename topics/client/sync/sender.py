@@ -24,7 +24,7 @@ FAILURES_MAX: Final = 100  # reported failures; all failures are counted and log
 
 
 class Pending(NamedTuple):
-    """A record that is neither acknowledged nor failed. ``until``: the last time of an attempt."""
+    """A record that is neither acknowledged nor failed. No attempt begins after ``until``."""
 
     message: bytes
     sent: Sent[int]
@@ -56,7 +56,7 @@ class Sender(Sending):
         try:
             with shielded():
                 self._drain(None if issubclass(kind, Exception) else SHUTDOWN_S)
-        finally:  # failures are logged; the exception of the block matters more
+        finally:  # failures are only logged, so that the exception of the block is propagated
             self._finish()
 
     def flush(self, timeout: float | None = None) -> None:
@@ -84,7 +84,7 @@ class Sender(Sending):
             raise ExceptionGroup(f"{self._failed} of {self._sends} records failed", failures)
 
     def _drain(self, timeout_s: float | None) -> None:
-        if self._pid != os.getpid():  # the records of the parent process
+        if self._pid != os.getpid():  # the records belong to the parent process
             return
         with self._changed:
             self._is_closing = True

@@ -64,15 +64,15 @@ class Streamer(Caller):
 
 
 class Watch:
-    """An event stream as an iterator. After the server or the connection fails, it continues where
-    it was. It ends after `close`, or when all its topics are deleted.
+    """An event stream as an iterator. After the server or the connection fails, it continues at its
+    position. It ends after `close`, or when all its topics are deleted.
     """
 
     def __init__(self, client: Streamer, watching: WatchState, cursor: Cursor | None) -> None:
         self._client, self.watching, self._cursor = client, watching, cursor
         self._attempts, self._stop = Attempts(client.retry_streams), Stop()
         self._shown: Iterator[PositionedEvent] = iter(())  # the rest of the stream's last event
-        # The event that the loop has handled, once it requests the next one.
+        # The last returned event. It counts as handled when the caller requests the next event.
         self._handled: PositionedEvent | None = None
         self._stack: ExitStack | None = None  # resources of the open stream
         self._events: Iterator[httpx2.ServerSentEvent]
@@ -138,7 +138,7 @@ class Watch:
         return None
 
     def _more(self, until: float | None) -> None:
-        """Wait for an event of the stream, or for the time of the next attempt to open one."""
+        """Wait for the next event, or until the stream may be opened again after a failure."""
         if self._pid != os.getpid():  # the stream belongs to the parent process
             self._pid, self._stack = os.getpid(), None
         left_s = None if until is None else max(until - monotonic(), 0.0)

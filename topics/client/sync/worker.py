@@ -100,15 +100,15 @@ class Worker(Working):
         self._client, self._queue, self._lease_s = client, queue, lease_s
         self.node, self._drain = node or worker_name(), drain
         self._claims, self._attempts = client.caller(), Attempts(client.retry_streams)
-        self._held: dict[str, Job] = {}  # by lease
+        self._held: dict[str, Job] = {}  # by lease id
         self._ready: list[Job] = []  # claimed, and not handed out yet
-        self._lock = threading.Lock()  # guards both; never held while a request is sent
+        self._lock = threading.Lock()  # not held while a request is sent
         self._waiting = 0  # number of waiting iterators
         self._claiming = Lock()
-        self._counts_as_inflight = False
+        self._is_entered = False
 
     def __enter__(self) -> Self:
-        self._counts_as_inflight = True
+        self._is_entered = True
         self._begin(self._keep)
         return self
 
@@ -135,11 +135,12 @@ class Worker(Working):
 
     def run(self, handler: Callable[[Job], object], *, concurrency: int = 1) -> None:
         """Call ``handler`` for each job, for up to ``concurrency`` jobs at the same time, until
-        `stop` is called. A return acks the job, an exception nacks it. Raises `TopicsError`.
+        `stop` is called. If the handler returns, the job is acked; if it raises, the job
+        is nacked. Raises `TopicsError`.
         """
         if concurrency < 1:
             raise ValueError(f"the concurrency {concurrency} is below 1")
-        with nullcontext() if self._counts_as_inflight else self:
+        with nullcontext() if self._is_entered else self:
             self._run_concurrently(partial(self._handle, handler), concurrency)
 
     def _handle(self, handler: Callable[[Job], object]) -> None:
@@ -202,7 +203,8 @@ class Worker(Working):
         except TopicsError as failure:
             is_temporary = isinstance(failure, ConnectionLost) or failure.is_temporary
             if retry.deadline < inf or not is_temporary:
-                raise  # the lease expires before the next attempt
+                raise
+            # The lease expires before the next attempt, so another worker receives the job.
             LOG.warning("%s of job %s#%d failed: %s", what, job.topic, job.seq, failure)
             return False
         return not settled.skipped

@@ -102,7 +102,7 @@ def _parse_append(body: Buffer) -> AppendBody:
 def check_append(request: AppendBody, body_len: int, header_key: str | None, limits: Limits) -> int:
     """Check all limits of a decoded append except nesting.
 
-    Also set the key from the header, and drop a null ``meta``. Return the bytes of the largest
+    Also set the key from the header, and drop a null ``meta``. Return the size of the largest
     record, or 0 if the body is too short for a record that is too large or nested too deep. Raise
     the same errors as `decode_append`.
     """

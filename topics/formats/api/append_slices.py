@@ -69,7 +69,8 @@ def slices(body: Buffer, records_max: int = sys.maxsize) -> Iterator[AppendBody 
     # Decode the head and the rest of the body together. If a JSON object contains a key twice, the
     # decoder uses the last value. So if the rest contains a second "records" member, that list
     # replaces all records that were found. To detect this, a marker record that is longer than the
-    # rest is inserted before the rest. If the result does not start with it, it was replaced.
+    # rest is inserted before the rest. If the result does not start with the marker, the list was
+    # replaced.
     rest = view[start:]
     mark = b'{"data":"%b"},' % (b"x" * len(rest))
     request = _append.decode(b"".join((head, mark, rest)))

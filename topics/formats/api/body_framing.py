@@ -21,7 +21,7 @@ from topics.formats.api.request_heads import TOKEN, VALUE
 CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 TRAILER = re.compile(TOKEN + rb":" + VALUE)
 
-LINE_MAX_BYTES = 4 * 1024  # for a chunk head or a trailer
+LINE_MAX_BYTES = 4 * 1024  # the longest line of a chunk head or a trailer
 TRAILERS_MAX_BYTES = 16 * 1024
 # The number of lines that one call of `ChunkedBody.take` reads. With 1-byte chunks it takes 0.5 ms.
 LINES_PER_CALL = 512

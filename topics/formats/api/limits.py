@@ -36,7 +36,7 @@ from topics.formats.api.nesting import NESTING_MAX
 
 KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
-NODES_MAX = 64  # for one reader (§4)
+NODES_MAX = 64  # node ids of one reader (§4)
 MATCH_MAX_BYTES = 65_535  # No stored tag is longer.
 WEBSOCKET_MESSAGE_MAX_BYTES = 16 << 20  # The library unmasks such a message in one step of 3 ms.
 REQUEST_ID_MAX_BYTES = 256  # as JSON text, including quotes and escapes
@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True):
     node_bytes: int
     limit: int
     claim: int
-    # Caps of the complete server; 0: no cap
+    # Limits of the entire server; 0 means no limit.
     routers: int = 0
     topics: int = 0
     total_bytes: int = 0
@@ -86,9 +86,8 @@ def limits_of(settings: Settings) -> Limits:
     )
 
 
-# The limits for a record that is moved between topics: none. The record was within the limits when
-# it was appended. Neither its stamp (`queue_answers`) nor a limit that is lower now may cause a
-# rejection.
+# A record that is moved between topics has no limits. It was within the limits when it was
+# appended. Neither its stamp (`queue_answers`) nor a limit that is lower now may cause a rejection.
 MOVE_LIMITS = Limits(*[U64_MAX] * len(Limits.__struct_fields__))
 
 

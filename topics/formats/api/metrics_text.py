@@ -39,8 +39,8 @@ class MetricKind(StrEnum):
 
 
 class Histogram(NamedTuple):
-    """``buckets`` contains the number of observations between the previous and each bound. Its
-    last item is the number of observations above the last bound.
+    """Each item of ``buckets`` is the number of observations between the previous bound and its own
+    bound. The last item is the number of observations above the last bound.
     """
 
     bounds: Sequence[int]

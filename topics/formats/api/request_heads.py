@@ -88,7 +88,7 @@ SO_FAR = re.compile(rb"(?:" + VALUE + rb"\r\n)*+" + VALUE + rb"\r?+")
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request head. ``length`` is None for a chunked body, 0 for none."""
+    """A request head. ``length`` is None for a chunked body, and 0 without a body."""
 
     method: str
     target: bytes
@@ -138,7 +138,7 @@ def end_of_empty_lines(data: bytes, pos: int) -> int:
 
 
 class PartialHead:
-    """Collects a head that arrives in several chunks.
+    """Collects a head that is received in several chunks.
 
     Each byte is copied and searched a constant number of times, regardless of the number of chunks.
     """
@@ -244,7 +244,8 @@ def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
 # The number of bytes that are kept from the end of X-Forwarded-For. It is small because a stream,
 # which keeps them in memory, may stay open for days.
 FORWARDED_KEPT_BYTES = 1024
-_STARTS = frozenset({b"x-request-id", b"traceparent:", b"x-forwarded-"})  # 12 bytes of each line
+# The first 12 bytes of the lines of these fields, in lower case.
+_STARTS = frozenset({b"x-request-id", b"traceparent:", b"x-forwarded-"})
 _NAMES = re.compile(rb"\r\n(?:x-request-id|traceparent|x-forwarded-for):", re.IGNORECASE)
 _VALUE = re.compile(VALUE)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")

@@ -36,7 +36,7 @@ HEARTBEAT_MS, HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS = 15_000, 1000, 60_000
 
 
 class View(NamedTuple):
-    """The options that determine which records and members a reader gets.
+    """The options that determine which records and members a reader receives.
 
     Readers with equal views share rendered pages. ``nodes`` are sorted.
     """
@@ -59,7 +59,7 @@ class Start(msgspec.Struct):
 
 
 class ViewOptions(msgspec.Struct, kw_only=True):
-    """The members of a request that determine a `View`. Their bounds are not checked yet."""
+    """The members of a request that determine a `View`. Their values are not checked yet."""
 
     node: str | list[str] | None = None
     limit: int = DEFAULT_LIMIT
@@ -71,7 +71,7 @@ class ViewOptions(msgspec.Struct, kw_only=True):
 
 
 class WatchBody(ViewOptions, kw_only=True):
-    """Body of ``POST /v0/watch``. Its bounds are not checked yet."""
+    """Body of ``POST /v0/watch``. The bounds of its values are not checked yet."""
 
     topics: dict[str, Start]
     heartbeat_ms: int = HEARTBEAT_MS
@@ -193,12 +193,12 @@ def decode_id(text: bytes) -> dict[str, int] | int:
 
 
 class CursorsId:
-    """The event id of a stream that consists of one request: its cursors, in base64url.
+    """The event id of a watch in one request (§7.4): the cursors of its topics, in base64url.
 
     offset     bytes
     0          1      ID_VERSION
-    1 + 24 n   8      BLAKE2b of the name of topic n; shorter than the name, which the URL contains
-    9 + 24 n   16     its seq and its epoch, 0 if the epoch is not yet known; big-endian
+    1 + 24 n   8      BLAKE2b of the name of topic n; the URL contains the name itself
+    9 + 24 n   16     seq and epoch of topic n; 0 is an unknown epoch; big-endian
     last       4      CRC-32 of all earlier bytes
     """
 
@@ -249,8 +249,8 @@ def _cursors_by_digest(text: bytes) -> dict[bytes, Cursor] | None:
 def _starts_at(cursor: str, topics: Iterable[str]) -> dict[str, Start]:
     """Return the start of each of ``topics`` that is in a cursor (§0.7).
 
-    The cursor is the id of an event, either of a session or of a stream that is one request. Raise
-    `InvalidRequest` if it is neither.
+    The cursor is the id of an event, either of a watch session or of a watch in one request. Raise
+    `InvalidRequest` for any other text.
     """
     text = cursor.encode("utf-8", "surrogatepass")
     known = _cursors_by_digest(text)
@@ -259,7 +259,7 @@ def _starts_at(cursor: str, topics: Iterable[str]) -> dict[str, Start]:
         return {topic: Start(seq, epoch=epoch or None) for topic, (seq, epoch) in at.items()}
     seqs = decode_id(text)
     if isinstance(seqs, int):
-        message = "cursor is an id of a session of many topics, which is valid only in that session"
+        message = "cursor is an id of a session of many topics; it is valid only in that session"
         raise InvalidRequest(message, field="cursor")
     if not seqs:
         raise InvalidRequest("cursor is not the id of an event", field="cursor")

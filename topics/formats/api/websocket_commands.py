@@ -43,7 +43,7 @@ class _RequestId(msgspec.Struct):
 
 
 class SubscribeBody(ViewOptions, kw_only=True):
-    """The ``subscribe`` command. Its bounds are not checked yet."""
+    """The ``subscribe`` command. The bounds of its values are not checked yet."""
 
     topic: str | None = None
     topics: dict[str, Start] | None = None

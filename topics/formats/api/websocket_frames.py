@@ -67,8 +67,8 @@ class WebSocketFrameReader:
     def __init__(self, max_message_bytes: int) -> None:
         self._max = max_message_bytes
         self._stream = _Stream()
-        self._parser: Generator[None, None, Frame] | None = None  # of an incomplete frame
-        self._opcode: Opcode | None = None  # of an incomplete message
+        self._parser: Generator[None, None, Frame] | None = None  # parses an incomplete frame
+        self._opcode: Opcode | None = None  # set while a message is incomplete
         # The fragments of the message. A list would need much more memory for tiny fragments.
         self._message = io.BytesIO()
         self.has_more = False

@@ -5,7 +5,7 @@
                              as in a data directory; the last log file ends at the cut
     manifest.json            {"manifest": `Manifest`, "sha256": of its bytes}; the last member
 
-The delete flags inside the archived segments may be later than the cut. So a restore replaces them
+The delete flags inside the archived segments may be newer than the cut. So a restore replaces them
 with the flags in the member ``flags/...``, or clears them if there is no such member. A restored
 log file has its original ``size``, with zeros after the archived bytes.
 
@@ -75,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     ``created_ms`` is the time at which the logs were cut. ``cuts`` is the LSN of each shard's cut.
     ``members`` lists all members before the manifest, in their order. ``runs`` contains a random
-    number of each shard's process.
+    number for each shard, which identifies its process.
     """
 
     format: int

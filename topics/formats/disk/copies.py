@@ -1,17 +1,17 @@
 """Forwarded copies: the body of a FORWARD frame, and the records that it represents. Integers are
 little-endian.
 
-A FORWARD frame records that routers with the same source and the same cursor have appended copies
-to their dests, and what their new cursor is. The frame contains the copied records once for all
-dests, as its *payload*, or it refers to earlier frames of the same log file that contain them.
-`Copier` renders the copies of one dest. A frame without runs (``record_count`` 0) only moves
-cursors, or skips seqs of the dests for records that the source has lost. Body:
+A FORWARD frame records the copies that routers with the same source and the same cursor have
+appended to their dests, and the new cursor of these routers. The frame contains the copied records
+once for all dests, as its *payload*, or it refers to earlier frames of the same log file that
+contain them. `Copier` renders the copies of one dest. A frame without runs (``record_count`` 0)
+only moves cursors, or skips seqs of the dests for records that the source has lost. Body:
 
     part     size       present when  meaning
     ext      ext_len    always        CBOR map
     pad      0 to 3     always        zeros, so that the offset of the rows modulo 4 is 2
-    rows     20 a row   always        a row for each dest
-    runs     28 a run   copies        the records that are copied, in the order of the copies
+    rows     20 per row always        a row for each dest
+    runs     28 per run copies        the records that are copied, in the order of the copies
     payload  the rest   "p"           records, laid out as the body of an APPEND frame
 
 Only the first three keys of ext are always present. The others are omitted if their value is 0 or
@@ -357,7 +357,7 @@ class Copier:
     The constructor does the work that does not depend on `$seq` and `$ts`. ``tail_bytes`` is the
     size of all copies, each counted from the end of its `$ts`. The constructor raises `BadCopies`
     if a run refers to records that its view does not have, or if the bytes there are not records.
-    An exception of a view for damaged data is passed on.
+    Exceptions that a view raises for damaged data are propagated.
     """
 
     def __init__(self, chunks: Sequence[tuple[AbstractView, Run]], stamps: Sequence[Stamp]) -> None:
@@ -527,7 +527,7 @@ class _TextRun:
         self.texts = {ref: texts[ref - 1] if ref else b"" for ref in dict.fromkeys(refs)}
 
     def ends_after(self, begins: Sequence[int], key: bytes) -> list[int]:
-        """Return the offset after this member in each record. It starts at ``begins``."""
+        """Return the offset after this member in each record. The member starts at ``begins``."""
         lens = {ref: len(key) + len(text) if ref else 0 for ref, text in self.texts.items()}
         return [*map(add, begins, map(lens.__getitem__, self.refs))]
 

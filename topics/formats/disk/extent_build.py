@@ -251,7 +251,7 @@ def _texts_and_key(view: RecordsView | ExtentView) -> tuple[Texts, Texts, str | 
 def check_extent(view: ExtentView) -> Iterator[tuple[int, str]]:
     """Yield ``(offset in the file, reason)`` for each error in an extent.
 
-    The checksum of its tables must be correct. This is for programs that check for damage. It
+    The checksum of its tables must be correct. Programs that check for damage use this function. It
     builds the extent again from its own records and compares the result.
     """
     entry = view.entry

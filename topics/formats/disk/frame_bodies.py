@@ -17,7 +17,8 @@
 
 All other header fields are 0. Only an APPEND frame may have the bit EXTERNAL of `RecordFlags`,
 because the writers of the log test this bit in frames of all kinds. Integers are little-endian.
-Maps and arrays are CBOR, and ``ext_len`` is their length.
+Maps and arrays are CBOR, and ``ext_len`` is their length. In a LOST frame it is the length of the
+rows.
 
 APPEND: the records of one write, with contiguous seqs from ``first_seq``, all with `$ts` ``ts_ms``.
 The body is described in ``records.py``. With flag EXTERNAL, the body is only the ext map. The
@@ -109,7 +110,7 @@ copies. ``record_count`` is the number of copies of each dest.
 
 LOST: written by a repair in place of unreadable frames. ``record_count`` seqs of the topic,
 starting at ``first_seq``, are lost. With ``topic_id`` 0, each topic may have lost up to
-``record_count`` seqs after its head. The first ``ext_len`` bytes of the body are rows for more
+``record_count`` seqs after its head. The first ``ext_len`` bytes of the body are rows for further
 losses, and zeros fill the rest:
 
     offset  size  field         meaning

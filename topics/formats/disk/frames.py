@@ -15,7 +15,8 @@ Header:
     48      4     body_len      without the padding
     52      4     record_count  records of an APPEND frame, copies of each dest of a FORWARD frame,
                                 runs of a DELETE frame, jobs of a LEASE frame
-    56      4     ext_len       length of the CBOR item at the start of the body
+    56      4     ext_len       length of the CBOR item at the start of the body; in a LOST frame,
+                                length of the rows
     60      1     kind          `FrameKind`
     61      1     flags         `RecordFlags` of an APPEND or FORWARD frame, `DeleteFrameFlags` of a
                                 DELETE frame, `LeaseOp` of a LEASE frame
@@ -111,7 +112,8 @@ class Frame(NamedTuple):
     flags: int = 0
     ext_len: int = 0
     parts: Sequence[Buffer] = ()
-    # Bytes of records elsewhere that are added to a segment when the frame is sealed. Not encoded.
+    # The size of the records outside the frame that sealing the frame adds to a segment. It is not
+    # encoded.
     named_bytes: int = 0
 
     @property

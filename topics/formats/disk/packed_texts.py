@@ -1,8 +1,8 @@
 """Packed texts: stores many sorted JSON strings, sixteen in each bytes object.
 
-This is for texts that are kept for some time. The garbage collector follows every reference of a
-new list once or twice. This takes 5 ms for 65,536 texts and blocks the loop of the shard. With
-packed texts, the number of references is sixteen times smaller.
+Packed texts are used for texts that stay in memory for some time. The garbage collector follows
+every reference of a new list once or twice. This takes 5 ms for 65,536 texts and blocks the loop of
+the shard. Packed texts have one sixteenth of the references.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class AbstractView:
     def keeps_all(
         self, nodes: Set[bytes], include_tags: bool, include_meta: bool, include_data: bool = True
     ) -> bool:
-        """Return whether a reader with these options gets every record unchanged."""
+        """Return whether a reader with these options receives every record unchanged."""
         if not include_data:
             return False
         flags = self.flags

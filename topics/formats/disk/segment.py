@@ -5,7 +5,7 @@
     extents     each at a multiple of 8
     flags       a multiple of 4096         record_count  delete flags: a byte for each record, in
                                                          the order of the extents; 1: deleted
-    directory   a multiple of 4096         80 an extent
+    directory   a multiple of 4096         80 per extent
     trailer     file_length - 64           64
 
 The bytes between two parts are zero. Only the delete flags of a file ever change. They are changed
@@ -51,10 +51,10 @@ Entry of the directory, one for each extent:
     64      4     tables_len
     68      4     tables_crc    crc32c of the tables
     72      4     flags         RecordFlags: NODES, TAGS, METAS, ONE_NODE as in records.py
-    76      4     keys_len      of the tables
+    76      4     keys_len      as in the head of the tables
 
 Extent: the blob (rendered records as in ``records.py``, each followed by a comma), zeros up to a
-multiple of 8, the tables. Their head:
+multiple of 8, the tables. The tables begin with a head:
 
     offset  size  field         meaning
     0       4     node_count    distinct nodes
@@ -66,7 +66,7 @@ multiple of 8, the tables. Their head:
     24      4     keys_len
     28      4     zero
 
-The tables that follow it:
+The tables that follow the head:
 
     part          size                present     meaning
     ends          u32[record_count]   always      end of each record in the blob, with its comma

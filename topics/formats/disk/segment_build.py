@@ -29,7 +29,7 @@ from topics.formats.disk.segment import (
     padding,
 )
 
-# The maximum size of an extent. More records of a topic become several extents, because every read
+# The maximum size of an extent. A topic with more records gets several extents, because every read
 # of an extent must first read and check all of its tables.
 EXTENT_BYTES = 64 << 20
 EXTENT_RECORDS = 1 << 16

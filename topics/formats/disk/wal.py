@@ -14,8 +14,8 @@ the LSN where the previous file ends, so a missing file is detected. File header
     40      4     crc32c   of bytes 0..40
     44      4052  zero
 
-A file may contain frames of its earlier use. Because the file then has a different salt, their
-checksums do not match, and they are not mistaken for frames of this log.
+A recycled file may contain frames of its previous use. Because the file now has a different salt,
+their checksums do not match, and they are not mistaken for frames of this log.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ from topics.formats.wire.contract import Call, Event
 
 
 class NoResult(NamedTuple):
-    """An empty result. The complete response is in the attachment."""
+    """An empty result. The answer to the client, if the call has one, is in the attachment."""
 
 
 NO_RESULT: Final = NoResult()
@@ -427,7 +427,7 @@ class EndpointResult(NamedTuple):
 class RouterRow(NamedTuple):
     """A router, as it is sent to the shards of its source and its dest.
 
-    A row arrives as an array. The receiver converts it with ``RouterRow._make(row)``.
+    A row is received as an array. The receiver converts it with ``RouterRow._make(row)``.
     """
 
     id: int  # A router that is recreated, or gets another source or dest, gets a new id.
@@ -573,7 +573,7 @@ class MetricsParams(NamedTuple):
 class MetricsResult(NamedTuple):
     """The first rows in the order of names. The flags indicate whether rows are omitted.
 
-    Rows arrive as arrays. The receiver converts them with ``TopicMetrics._make(row)``.
+    Rows are received as arrays. The receiver converts them with ``TopicMetrics._make(row)``.
     """
 
     topics: Sequence[TopicMetrics]
@@ -589,7 +589,7 @@ class BackupParams(NamedTuple):
     """``number``: the number of the backup, chosen by the front.
 
     The shard pins files for this number and this link session. With ``is_incremental`` it writes no
-    checkpoint if it has one.
+    checkpoint if one exists.
     """
 
     number: int
@@ -597,12 +597,12 @@ class BackupParams(NamedTuple):
 
 
 class BackupBegun(NamedTuple):
-    """The shard has written a checkpoint and keeps the files that the checkpoint refers to.
+    """The shard has a checkpoint and keeps the files that the checkpoint refers to.
 
     ``flags`` lists the delete flags of its segments, which must be copied before the cut.
     """
 
-    flags: Sequence[Any]  # for each file, the fields of `formats.disk.backup_archive.File`
+    flags: Sequence[Any]  # for each file, the fields of `backup_archive.ArchiveFile`
     files: Sequence[Any]  # likewise
 
 
@@ -614,7 +614,7 @@ class BackupCut(NamedTuple):
 
 
 class BackupFiles(NamedTuple):
-    """The log up to the cut is synced to disk, and moves between topics continue."""
+    """The log up to the cut is synced to disk, and moves between topics have resumed."""
 
     files: Sequence[Any]  # the files of the log and its blobs
 
@@ -623,9 +623,9 @@ class BackupFiles(NamedTuple):
 
 
 class FeedView(NamedTuple):
-    """The options that determine which records and members a reader gets.
+    """The options that determine which records and members a reader receives.
 
-    They arrive as an array. The receiver converts it with ``FeedView._make(params.view)``.
+    The view is received as an array. The receiver converts it with ``FeedView._make(params.view)``.
     """
 
     nodes: Sequence[str]

@@ -78,7 +78,7 @@ def encode_head(
 
 
 class Assembler:
-    """Decodes messages from a byte stream that arrives in arbitrary fragments.
+    """Decodes messages from a byte stream that is received in arbitrary fragments.
 
     Each byte is copied a constant number of times.
     """
@@ -90,7 +90,7 @@ class Assembler:
         self._have = 0  # number of bytes in _parts
         self._need = 0  # size of the incomplete message, or of its header, if that is incomplete
         self.damaged = False
-        """Whether the stream contains invalid bytes. Then it cannot be used any longer."""
+        """Whether the stream contains invalid bytes. It cannot be used any longer in this case."""
 
     def feed(self, data: bytes) -> list[Message]:
         """Add bytes of the stream, and return the messages that they complete, in order."""
