@@ -48,20 +48,16 @@ def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
     else:
         check_json("value", values, advice="; for plain text set valueFormat=text")
     parts = [_literal('{"data":'), pc.fill_null(values, _literal("null"))]
-    for place, name, member in (
-        (columns.key, "key", ',"tag":'),
-        (columns.node, "node", ',"node":'),
+    for index, member, encoded in (
+        (columns.key, "tag", lambda column: quoted(checked_text("key", column))),
+        (columns.node, "node", lambda column: quoted(checked_text("node", column))),
+        (columns.headers, "meta", _headers),
+        (columns.delay_ms, "delay_ms", _milliseconds),
+        (columns.deliver_at, "deliver_at", _milliseconds),
     ):
-        if place is not None and batch.column(place).null_count < batch.num_rows:
-            parts.append(_member(member, quoted(checked_text(name, batch.column(place)))))
-    if columns.headers is not None and batch.column(columns.headers).null_count < batch.num_rows:
-        parts.append(_member(',"meta":', _headers(batch.column(columns.headers))))
-    for place, member in (
-        (columns.delay_ms, ',"delay_ms":'),
-        (columns.deliver_at, ',"deliver_at":'),
-    ):
-        if place is not None:
-            parts.append(_member(member, _milliseconds(batch.column(place))))
+        if index is not None and (column := batch.column(index)).null_count < len(column):
+            start = _literal(f',"{member}":')
+            parts.append(pc.binary_join_element_wise(start, encoded(column), _literal("")))
     return pc.binary_join_element_wise(
         *parts, _literal("},"), _literal(""), null_handling="replace", null_replacement=""
     )
@@ -158,10 +154,6 @@ def _refuse_first(
         except (ValueError, RecursionError) as error:
             reason = f"{name} {wrong}: {_excerpt(value)} ({error}){advice}"
             raise BadRow(row, reason) from None
-
-
-def _member(start: str, values: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(_literal(start), values, _literal(""))
 
 
 def _literal(text: str) -> pa.Scalar:

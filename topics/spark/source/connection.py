@@ -295,11 +295,11 @@ class Clients:
                     raise
                 return False
 
-    def head(self, topic: str) -> int:
+    def head(self, topic: str, budget: RetryBudget | None = None) -> int:
         """Return the head seq of the topic, or 0 if it is absent. Raises `ServerError`."""
         server = self.server_of(topic)
         with errors_of(server):
-            state = self.of(server).state(topic)
+            state = self.of(server, budget).state(topic)
         return 0 if state is None else state.head_seq
 
     @property
