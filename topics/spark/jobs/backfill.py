@@ -202,13 +202,13 @@ def run(options: argparse.Namespace) -> Appended:
     if source.lower().endswith(ARCHIVES):
         raise UsageError(f"{source}: Spark cannot read this kind of archive; unpack it first")
     source = str(Path(source).resolve()) if is_local else source
-    more = {"node": options.node, "durability": options.durability}
     sink = sink_of(
         options,
         options.topic,
         batchRecords=str(options.batch_records),
         batchBytes=str(options.batch_bytes),
-        **{name: text for name, text in more.items() if text is not None},
+        node=options.node,
+        durability=options.durability,
     )
     check_spark()
     open_dest(sink)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from topics.spark import register
 from topics.spark.job_errors import JobError, spark_errors
 from topics.spark.sink.options import SinkOptions
-from topics.spark.source.offsets import Offsets, Position, decode
+from topics.spark.source.lag import offsets_of
+from topics.spark.source.offsets import Offsets, Position
 from topics.spark.source.plan import LOSS_ADVICE
 
 if TYPE_CHECKING:
@@ -34,9 +33,12 @@ def options_of(options: argparse.Namespace) -> dict[str, str]:
     return {"servers": servers, "numRetries": str(options.retries)}
 
 
-def sink_of(options: argparse.Namespace, topic: str, **more: str) -> SinkOptions:
-    """Return the options of a write to ``topic``. Raise `BadOption`."""
-    return SinkOptions.parse({**options_of(options), "topic": topic, **more})
+def sink_of(options: argparse.Namespace, topic: str, **more: str | None) -> SinkOptions:
+    """Return the options of a write to ``topic``. ``more`` may contain None for an option that is
+    not given. Raise `BadOption`.
+    """
+    given = {name: value for name, value in more.items() if value is not None}
+    return SinkOptions.parse({**options_of(options), "topic": topic, **given})
 
 
 def seconds(text: str) -> float:
@@ -97,7 +99,12 @@ def run_batches(
             failures.append(failure)  # Spark would report only its text
             raise
 
-    run(df.writeStream.foreachBatch(sink), checkpoint, follow_s, progress, failures)
+    try:
+        run(df.writeStream.foreachBatch(sink), checkpoint, follow_s, progress)
+    except Exception as failure:
+        if failures:
+            raise failures[0] from failure
+        raise
 
 
 class Span(NamedTuple):
@@ -125,7 +132,8 @@ class QueryProgress:
         for report in query.recentProgress:
             if report["batchId"] <= self._last:
                 continue
-            self._extend(_offsets(report, "startOffset"), _offsets(report, "endOffset"))
+            (source,) = report["sources"]
+            self._extend(offsets_of(source["startOffset"]), offsets_of(source["endOffset"]))
             # An idle query also reports, with the number of its next batch.
             if "addBatch" in report["durationMs"]:
                 self._last = report["batchId"]
@@ -145,16 +153,11 @@ class QueryProgress:
                 self.spans[key] = Span(first, at)
 
 
-def _offsets(report: Mapping[str, Any], name: str) -> Offsets:
-    return decode(msgspec.json.decode(report["sources"][0][name]) or {})
-
-
 def run(
     writer: DataStreamWriter,
     checkpoint: str,
     follow_s: float | None,
     progress: QueryProgress,
-    failures: Sequence[BaseException] = (),
 ) -> None:
     """Run a query until it has read all records that exist at its start. If ``follow_s`` is given,
     poll for new records at this interval until the process is interrupted. Update ``progress``.
@@ -168,10 +171,6 @@ def run(
     except KeyboardInterrupt:
         if follow_s is None:
             raise
-    except Exception as failure:
-        if failures:
-            raise failures[0] from failure
-        raise
     finally:
         query.stop()
     progress.update(query)

@@ -213,11 +213,10 @@ class Connection:
 
     def server(self, name: str) -> Server:
         """Return the server with this name. Raises `BadOption` if there is none."""
-        found = self.servers.named(name)
-        if found is None:
-            names = ", ".join(member.name for member in self.servers.members)
-            raise BadOption(f'servers has no server "{name}"; there are: {names}')
-        return found
+        names = [member.name for member in self.servers.members]
+        if name not in names:
+            raise BadOption(f'servers has no server "{name}"; there are: {", ".join(names)}')
+        return self.servers.members[names.index(name)]
 
 
 class Clients:

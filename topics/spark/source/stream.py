@@ -107,7 +107,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the ends of all topics at the last poll, for the query's progress (`lag`)."""
-        return encode(plan.end_positions(self._heads)) or None
+        ends = {
+            server: {topic: Position(head.head, head.epoch) for topic, head in topics.items()}
+            for server, topics in self._heads.items()
+        }
+        return encode(ends) or None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Set the end of the query to the current heads."""
