@@ -204,10 +204,10 @@ class Connection:
         is_quick = budget is RetryBudget.QUICK
         return TopicsClient(
             server.url,
-            api_key=self.api_key,
+            key=self.api_key or "",
             retry=self.retry(budget),
-            connect_s=min(QUICK_CONNECT_S, self.connect_s) if is_quick else self.connect_s,
-            read_s=min(QUICK_READ_S, self.read_s) if is_quick else self.read_s,
+            connect_timeout=min(QUICK_CONNECT_S, self.connect_s) if is_quick else self.connect_s,
+            timeout=min(QUICK_READ_S, self.read_s) if is_quick else self.read_s,
             ssl_context=None if self.tls is None else self.tls.context(),
         )
 

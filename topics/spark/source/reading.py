@@ -116,13 +116,13 @@ def _pages(
 ) -> Generator[tuple[Range, list[Record]]]:
     """Yield the records of the ranges, over one connection to each server."""
     connection = options.connection
-    fields = {"tags": columns.needs_tags, "meta": columns.needs_meta, "node": options.node}
+    fields = {"include_tags": columns.needs_tags, "include_meta": columns.needs_meta}
     for name, parts in groupby(ranges, attrgetter("server")):
         server = connection.server(name)
         with errors_of(server), connection.client(server) as client:
             for part in parts:
                 on_loss = partial(report, options, name, part.topic)
-                for records in read_range(client, part, on_loss, **fields):
+                for records in read_range(client, part, on_loss, node=options.node, **fields):
                     yield part, records
 
 
