@@ -4,12 +4,12 @@
     source/        format("topics"): batch and streaming reads
     sink/          format("topics"): batch and streaming writes
     client/        requests to several servers
-    jobs/          jobs as functions, and the command topics-spark
+    jobs/          the jobs of the command topics-spark
     discovery/     the module by which Spark finds the format
     session.py     the Spark session of a job, and the check for Java before a JVM starts
-    rows.py        rows with any columns as rows for the sink
+    rows.py        converts rows with any columns to rows of the sink
     progress.py    the progress of a job on a terminal
-    job_errors.py  errors as one line
+    job_errors.py  converts errors to one line
 
 Spark's driver and executors import this package; the server does not. This module imports neither
 PySpark nor PyArrow.

@@ -16,14 +16,13 @@ from tests.spark.live import Live
 from topics.spark.client.servers import Servers
 from topics.spark.job_errors import JobError
 from topics.spark.jobs import streams
+from topics.spark.jobs.arguments import options_of, seconds
 from topics.spark.jobs.streams import (
     QueryProgress,
     Span,
     job_errors,
-    options_of,
     read_stream,
     run_batches,
-    seconds,
 )
 from topics.spark.source.connection import Connection
 from topics.spark.source.offsets import Position

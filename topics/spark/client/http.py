@@ -1,6 +1,6 @@
 """The requests of sources, sinks and jobs. They are sent by `topics.client`.
 
-This module adds records whose JSON is not decoded, and errors of one line with advice.
+This module adds pages whose records are cheap to decode, and errors of one line with advice.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class RequestError(Exception):
 
 class Record(msgspec.Struct, frozen=True, gc=False):
     """A record of a page (§3). ``data`` and ``meta`` contain the JSON as it was written. ``meta``
-    is empty if the record has none, or if it was not requested.
+    is empty if the record has none, or if it was not requested. With ``gc=False``, the garbage
+    collector does not scan the thousands of records of a page.
     """
 
     seq: int = msgspec.field(name="$seq")

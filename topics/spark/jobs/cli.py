@@ -21,7 +21,7 @@ from topics.spark.source.connection import BadOption, ServerError
 
 # Each is a module of this package with `add` and `run`.
 JOBS = ("archive", "backfill", "compact", "replay")
-# By the code of an error (§0.5), as in `topics.cli`.
+# The exit code for each code of an error (§0.5), as in `topics.cli`.
 EXIT_CODES = {
     "unauthorized": ExitCode.REFUSED,
     "forbidden": ExitCode.REFUSED,

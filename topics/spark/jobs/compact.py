@@ -20,8 +20,8 @@ from topics.errors import ExitCode
 from topics.spark.client.http import RequestError
 from topics.spark.job_errors import UsageError
 from topics.spark.jobs.appending import Appended, append, open_dest
-from topics.spark.jobs.arguments import Commands, add_common
-from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
+from topics.spark.jobs.arguments import Commands, add_common, options_of, sink_of
+from topics.spark.jobs.streams import job_errors, read_batch
 from topics.spark.session import local_session
 from topics.spark.source.connection import Clients, Connection, RetryBudget, errors_of
 

@@ -27,8 +27,7 @@ from topics.errors import ExitCode
 from topics.spark.job_errors import JobError, UsageError, warn
 from topics.spark.jobs.appending import Appended, open_dest
 from topics.spark.jobs.archive_table import opened, table_errors
-from topics.spark.jobs.arguments import Commands, add_common
-from topics.spark.jobs.streams import sink_of
+from topics.spark.jobs.arguments import Commands, add_common, sink_of
 from topics.spark.progress import progress
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.options import DURABILITIES, SinkOptions

@@ -1,9 +1,7 @@
-"""Options of jobs, and runs of streaming queries."""
+"""Reads of jobs from ``format("topics")``, and runs of their streaming queries."""
 
 from __future__ import annotations
 
-import argparse
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topics.spark import register
 from topics.spark.job_errors import JobError, spark_errors
-from topics.spark.sink.options import SinkOptions
 from topics.spark.source.lag import offsets_of
 from topics.spark.source.offsets import Offsets, Position
 from topics.spark.source.plan import LOSS_ADVICE
@@ -24,29 +21,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 UPDATE_S = 5.0  # between updates of a query's progress
-UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def options_of(options: argparse.Namespace) -> dict[str, str]:
-    """Return the connection options of ``format("topics")``. The key stays in the environment."""
-    servers = ",".join(server.entry for server in options.url.members)
-    return {"servers": servers, "numRetries": str(options.retries)}
-
-
-def sink_of(options: argparse.Namespace, topic: str, **more: str | None) -> SinkOptions:
-    """Return the options of a write to ``topic``. ``more`` may contain None for an option that is
-    not given. Raise `BadOption`.
-    """
-    given = {name: value for name, value in more.items() if value is not None}
-    return SinkOptions.parse({**options_of(options), "topic": topic, **given})
-
-
-def seconds(text: str) -> float:
-    """Return the seconds of ``500ms``, ``10s``, ``5m`` or ``1h``."""
-    found = re.fullmatch(r"([0-9]+)(ms|s|m|h)", text)
-    if found is None or int(found.group(1)) == 0:
-        raise argparse.ArgumentTypeError("must be like 500ms, 10s, 5m or 1h")
-    return int(found.group(1)) * UNITS_S[found.group(2)]
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def checked_text(name: str, column: pa.Array) -> pa.Array:
         return binary.cast(TEXT)
     except pa.ArrowInvalid:
         _refuse_first(name, binary, bytes.decode, "is not UTF-8")
-        raise  # every value was decoded
+        raise  # `_refuse_first` has not found the invalid value
 
 
 def quoted(texts: pa.Array) -> pa.Array:
@@ -105,7 +105,7 @@ def check_json(
         deque(map(decode, texts.drop_null().to_pylist()), maxlen=0)
     except (msgspec.DecodeError, RecursionError):
         _refuse_first(name, texts, decode, f"is not {kind}", advice)
-        raise  # every text was decoded
+        raise  # `_refuse_first` has not found the invalid value
     suspects = pc.fill_null(pc.match_substring_regex(texts, HALF_PAIR), fill_value=False)
     if pc.any(suspects).as_py():
         _refuse_first(name, texts, _check_surrogates, f"is not {kind}")
@@ -122,7 +122,7 @@ def _headers(column: pa.Array) -> pa.Array:
         lines = msgspec.json.Encoder().encode_lines(map(_object_of, maps.to_pylist()))
     except ValueError:
         _refuse_first("headers", maps, _object_of, "is not UTF-8")
-        raise  # every map was decoded
+        raise  # `_refuse_first` has not found the invalid value
     texts = pa.array(lines.split(b"\n")[:-1], pa.large_binary()).cast(TEXT)
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, TEXT))
 

@@ -116,7 +116,7 @@ class Given(dict[str, str]):
 
 
 class RetryBudget(Enum):
-    """How long a request is retried if the server does not respond."""
+    """Limits the retries of requests to a server that does not respond."""
 
     QUICK = "at most one retry with short timeouts, if other servers can be read in the meantime"
     PLANNING = "few retries if no connection is established; the same as FULL if one is"
@@ -144,7 +144,7 @@ class TlsFiles(NamedTuple):
         return files
 
     def context(self) -> SSLContext:
-        """Read the files. Raises `BadOption`."""
+        """Read the files and return a context with them. Raises `BadOption`."""
         files = f"caFile: {self.ca}"
         try:
             context = create_default_context(cafile=self.ca)

@@ -168,9 +168,9 @@ def skip(step: Step, loss: Loss) -> Step:
 
 
 def rewind(step: Step, seq: int) -> Step:
-    """Return the step if the log has only the records up to ``seq`` in common with the log that was
-    read. This batch reads nothing, and the next one continues after ``seq``. Known unread records
-    of the earlier log are counted as lost.
+    """Return the step for a log that has only the records up to ``seq`` in common with the log that
+    was read. This batch reads nothing, and the next one continues after ``seq``. Known unread
+    records of the earlier log are counted as lost.
     """
     at = step.at
     lost = max(0, at.head - max(at.seq, seq))

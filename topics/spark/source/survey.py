@@ -44,7 +44,7 @@ class Survey:
         self._clients = Clients(options.connection)
         self._locations: dict[str, Server] = {}  # of named topics
         self._searched: set[Server] = set()  # for all named topics
-        self._unlisted: set[Server] = set()  # their lists have too many other topics
+        self._unlisted: set[Server] = set()  # servers whose lists have too many other topics
 
     def close(self) -> None:
         """Close all connections."""
