@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from topics.errors import ExitCode
 from topics.spark.client.http import RequestError
-from topics.spark.job_errors import JobError
+from topics.spark.job_errors import JobError, spark_errors
 from topics.spark.jobs import streams
 from topics.spark.jobs.archive_check import EVER, Checked, check
 from topics.spark.jobs.archive_table import COLUMNS, WRITE, commit, dated, opened, table_rows
@@ -87,7 +87,7 @@ def archive(spark: SparkSession, options: argparse.Namespace) -> ArchiveSummary:
     """
     started, uri, run = time.monotonic(), uri_of(options.directory), QueryProgress()
     before = heads_of(options)
-    with streams.job_errors(), progress(lambda: run.records, quiet=options.quiet):
+    with spark_errors(), progress(lambda: run.records, quiet=options.quiet):
         begin(spark, uri, options)
         stream = dated(streams.read_stream(spark, source_of(options)))
         checkpoint = f"{uri}/{CHECKPOINT}"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topics.spark import register
-from topics.spark.job_errors import JobError, spark_errors
 from topics.spark.source.lag import offsets_of
 from topics.spark.source.offsets import Offsets, Position
-from topics.spark.source.plan import LOSS_ADVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,22 +18,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 UPDATE_S = 5.0  # between updates of a query's progress
-
-
-@contextmanager
-def job_errors() -> Iterator[None]:
-    """Raise errors of Spark and of the source as `spark_errors` does. Advice on an option of the
-    source becomes advice on the argument of the job.
-    """
-    try:
-        with spark_errors():
-            yield
-    except JobError as error:
-        if LOSS_ADVICE not in str(error):
-            raise
-        raise JobError(
-            str(error).replace(LOSS_ADVICE, "add --allow-loss to continue without them")
-        ) from error
 
 
 def read_stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:

@@ -30,7 +30,6 @@ REASONS = {
         " their offsets to other records"
     ),
 }
-LOSS_ADVICE = "set failOnDataLoss=false to continue without them"
 
 
 class DataLost(Exception):

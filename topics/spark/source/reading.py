@@ -27,12 +27,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topics.spark.client.http import Record
 from topics.spark.client.ranges import Loss, Range, read_range
-from topics.spark.job_errors import warn
+from topics.spark.job_errors import LOSS_ADVICE, warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import RetryBudget, errors_of
 from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import LOSS_ADVICE, DataLost, Step, loss_text, pack
+from topics.spark.source.plan import DataLost, Step, loss_text, pack
 from topics.spark.source.survey import Survey
 
 BATCH_RECORDS = 10_000
