@@ -117,8 +117,8 @@ class TopicsClient:
     """A client of one server. All requests, including appends, are retried, and raise
     `RequestError` if they fail. ``retries`` counts the repeated attempts.
 
-    ``options`` are options of `topics.client.Topics`. By default, requests have no key: the key of
-    the environment is an option of reads and writes, and the driver reads it.
+    ``options`` are options of `topics.client.Topics`. Unlike there, the environment does not set
+    the key, because only the driver reads the environment.
     """
 
     def __init__(self, url: str, *, key: str = "", **options: Any) -> None:
