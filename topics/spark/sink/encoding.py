@@ -12,7 +12,7 @@ batch finds these rows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -48,13 +48,14 @@ def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
     else:
         check_json("value", values, advice="; for plain text set valueFormat=text")
     parts = [_literal('{"data":'), pc.fill_null(values, _literal("null"))]
-    for index, member, encoded in (
+    members: Sequence[tuple[int | None, str, Callable[[pa.Array], pa.Array]]] = (
         (columns.key, "tag", lambda column: quoted(checked_text("key", column))),
         (columns.node, "node", lambda column: quoted(checked_text("node", column))),
         (columns.headers, "meta", _headers),
         (columns.delay_ms, "delay_ms", _milliseconds),
         (columns.deliver_at, "deliver_at", _milliseconds),
-    ):
+    )
+    for index, member, encoded in members:
         if index is not None and (column := batch.column(index)).null_count < len(column):
             start = _literal(f',"{member}":')
             parts.append(pc.binary_join_element_wise(start, encoded(column), _literal("")))
