@@ -1,4 +1,4 @@
-"""Reads of jobs from ``format("topics")``, and runs of their streaming queries."""
+"""Reads topics for jobs, and runs their streaming queries."""
 
 from __future__ import annotations
 
