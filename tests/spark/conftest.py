@@ -3,15 +3,18 @@ from __future__ import annotations
 import gc
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.spark.client.stub_server import StubServer
 from tests.spark.live import Live
 from tests.support.server import Server
+from topics.client.calls import Call
+from topics.spark.client.http import TopicsClient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +56,20 @@ def unstopped(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSess
     """The same session, which jobs cannot stop."""
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     return spark
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[TopicsClient]:
+    """The number of requests of each client in this process."""
+    counts: Counter[TopicsClient] = Counter()
+    send = TopicsClient._send
+
+    def counted(client: TopicsClient, topic: str, call: Call[Any]) -> Any:
+        counts[client] += 1
+        return send(client, topic, call)
+
+    monkeypatch.setattr(TopicsClient, "_send", counted)
+    return counts
 
 
 @pytest.fixture

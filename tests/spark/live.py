@@ -25,7 +25,7 @@ class Live:
         return f"http://{self.server.host}:{self.server.port}"
 
     def client(self) -> TopicsClient:
-        return TopicsClient(self.url, api_key=self._api_key)
+        return TopicsClient(self.url, key=self._api_key or "")
 
     def make(self, topic: str, count: int = 0, **config: Any) -> str:
         """Create a topic with the records 1 to ``count``, whose seqs are their numbers."""

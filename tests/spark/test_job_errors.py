@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.spark.job_errors import JobError, UsageError, last_line, spark_errors
+from topics.spark.job_errors import LOSS_ADVICE, JobError, UsageError, last_line, spark_errors
 
 MALFORMED_CSV = """[MALFORMED_RECORD_IN_PARSING] while reading file file:///d/a.csv.
 Malformed CSV record: 3,4 SQLSTATE: 22023"""
@@ -62,5 +62,8 @@ def test_an_error_of_spark_is_a_job_error_and_other_errors_are_not() -> None:
     for text in (NO_SCHEME, NO_FOLDER, NO_PATH, "x.BadOption: option columns names 'x'"):
         with pytest.raises(UsageError), spark_errors():
             raise py4j.Py4JError(text)
+    advice = r"^lost \(add --allow-loss to continue without them\)$"
+    with pytest.raises(JobError, match=advice), spark_errors():
+        raise py4j.Py4JError(f"x.DataLost: lost ({LOSS_ADVICE})")
     with pytest.raises(ZeroDivisionError), spark_errors():
         raise ZeroDivisionError

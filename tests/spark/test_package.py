@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from topics.spark import data_source, discovered
+from topics.spark import data_source
+from topics.spark.discovery.pyspark_topics import DefaultSource
 from topics.spark.job_errors import JobError
 from topics.spark.rows import quoted
 from topics.spark.session import check_spark
@@ -16,7 +17,7 @@ from topics.spark.session import check_spark
 
 def test_a_source_has_the_name_of_its_format() -> None:
     assert data_source().name() == "topics"
-    assert discovered() is data_source()
+    assert DefaultSource is data_source()
 
 
 def test_the_package_imports_neither_pyspark_nor_pyarrow() -> None:

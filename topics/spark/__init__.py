@@ -4,12 +4,12 @@
     source/        format("topics"): batch and streaming reads
     sink/          format("topics"): batch and streaming writes
     client/        requests to several servers
-    jobs/          jobs as functions, and the command topics-spark
+    jobs/          the jobs of the command topics-spark
     discovery/     the module by which Spark finds the format
     session.py     the Spark session of a job, and the check for Java before a JVM starts
-    rows.py        rows with any columns as rows for the sink
+    rows.py        converts rows with any columns to rows of the sink
     progress.py    the progress of a job on a terminal
-    job_errors.py  errors as one line
+    job_errors.py  converts errors to one line
 
 Spark's driver and executors import this package; the server does not. This module imports neither
 PySpark nor PyArrow.
@@ -17,7 +17,6 @@ PySpark nor PyArrow.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
 
-__all__ = ["data_source", "discovered", "records", "register"]
+__all__ = ["data_source", "records", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -55,19 +54,3 @@ def data_source() -> type[DataSource]:
     # Imported by name, because a package must not import its subpackages.
     found: type[DataSource] = import_module("topics.spark.source.data_source").TopicsDataSource
     return found
-
-
-def discovered() -> type[DataSource]:
-    """Return the class of ``format("topics")`` for the module in which Spark searches for it.
-
-    If a module raises any error except AttributeError, Spark ignores the sources of all packages.
-    So a missing dependency is an AttributeError, with a warning on stderr.
-    """
-    try:
-        return data_source()
-    except ModuleNotFoundError as missing:
-        sys.stderr.write(
-            f'warning: no format("topics"): {missing.name} is not installed: pip install'
-            " 'topics-engine[spark]'\n"
-        )
-        raise AttributeError("DefaultSource") from missing

@@ -16,6 +16,9 @@ OURS = (
     *("DataLost", "BadOffset", "ServerError", "RequestError"),
     *("BadOption", "BadColumns", "BadRow", "JobError"),
 )
+# The advice of the source, and the advice that replaces it in the errors of jobs.
+LOSS_ADVICE = "set failOnDataLoss=false to continue without them"
+JOB_LOSS_ADVICE = "add --allow-loss to continue without them"
 # The jars with the file systems of Hadoop, by the name of their package.
 JARS = {
     "s3a": "org.apache.hadoop:hadoop-aws",
@@ -72,7 +75,9 @@ def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raise errors of Spark and its JVM as a `JobError` of one line."""
+    """Raise errors of Spark and its JVM as a `JobError` of one line. Advice on an option of the
+    source becomes advice on the argument of the job.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -80,7 +85,7 @@ def spark_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         kind = UsageError if _USAGE.search(str(error)) else JobError
-        raise kind(last_line(error)) from error
+        raise kind(last_line(error).replace(LOSS_ADVICE, JOB_LOSS_ADVICE)) from error
 
 
 def last_line(error: BaseException) -> str:

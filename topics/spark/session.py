@@ -89,7 +89,8 @@ def is_submitted() -> bool:
 
 
 def session(*, cores: int = 2, partitions: int = 8, name: str = "topics") -> SparkSession:
-    """Return a session that retries tasks, with the submitted master or a local one of ``cores``.
+    """Return a session that retries tasks. Its master is the submitted one, or a local one with
+    this number of cores.
 
     ``partitions`` is the minimum number of partitions of files. It does not depend on the number of
     cores, so that the idempotency keys do not either. Raise ``JobError`` if Java is not usable.

@@ -46,9 +46,14 @@ class StubTopic:
         """Return the part of a topic's state that a producer reads."""
         return {
             "topic": name,
+            "type": self.config.get("type", "log"),
             "head_seq": len(self.records),
+            "next_seq": len(self.records) + 1,
             "earliest_seq": 1,
+            "count": len(self.records),
+            "bytes": 0,
             "epoch": self.epoch,
+            "effective_priority": 0,
             "config": self.config,
         }
 

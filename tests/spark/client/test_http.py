@@ -32,12 +32,12 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def client_of(stub: StubServer, **fields: Any) -> TopicsClient:
     retry = Retry(deadline=300, first=0.5, most=2.0, tries=5, connects=5)
-    return TopicsClient(stub.url, connect_s=2, read_s=5, **{"retry": retry, **fields})
+    return TopicsClient(stub.url, connect_timeout=2, timeout=5, **{"retry": retry, **fields})
 
 
 def test_an_append_sends_key_and_type_and_requests_no_seqs(stub: StubServer) -> None:
     topic = stub.make("a:b.c")
-    with client_of(stub, api_key="secret") as client:
+    with client_of(stub, key="secret") as client:
         receipt = client.append("a:b.c", BODY, 2, "k1")
     assert (
         receipt.first_seq,

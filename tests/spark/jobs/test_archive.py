@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,10 +20,10 @@ from topics.errors import ExitCode
 from topics.spark.job_errors import JobError
 from topics.spark.jobs import archive as module
 from topics.spark.jobs import archive_table, streams
-from topics.spark.jobs.archive import CHECKPOINT, ArchiveJob, archive, begin
+from topics.spark.jobs.archive import CHECKPOINT, archive, begin
 from topics.spark.jobs.archive_table import commit, dated, opened
 from topics.spark.jobs.checkpoint import JOB
-from topics.spark.jobs.cli import main
+from topics.spark.jobs.cli import main, parser
 from topics.spark.jobs.streams import read_stream
 from topics.spark.rows import map_arrow
 from topics.spark.source.columns import schema_of
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def job(live: Live, subscribe: str, directory: Path, **how: Any) -> ArchiveJob:
-    options = {"servers": f"a={live.url}"}
-    return ArchiveJob(subscribe=subscribe, directory=str(directory), options=options, **how)
+def job(live: Live, topic: str, directory: Path, **how: Any) -> argparse.Namespace:
+    line = ["archive", "--url", f"a={live.url}", "--quiet", topic, str(directory)]
+    options = parser().parse_args(line)
+    vars(options).update(how)
+    return options
 
 
 def offsets(directory: Path) -> list[int]:
@@ -131,7 +134,7 @@ def test_an_archive_continues_only_in_its_folder_with_its_checkpoint(
     (tmp_path / "file").write_text("")
     restored = job(live, "restored", root)
 
-    def refuse(how: ArchiveJob, message: str) -> None:
+    def refuse(how: argparse.Namespace, message: str) -> None:
         with pytest.raises(JobError, match=message):
             archive(spark, how)
 

@@ -18,7 +18,6 @@ import pytest
 
 from tests.spark.client.stub_server import Fault, StubServer
 from topics.spark.jobs import backfill
-from topics.spark.jobs.arguments import MIB
 from topics.spark.jobs.backfill import format_of
 from topics.spark.jobs.cli import main, parser
 
@@ -38,7 +37,7 @@ def test_sizes_and_options_are_checked() -> None:
         [*given, "--batch-bytes", "2MiB", "--option", "sep=;", "--option", "quote=="]
     )
     found = options.batch_bytes, options.batch_records, options.option
-    assert found == (2 * MIB, 5000, [("sep", ";"), ("quote", "=")])
+    assert found == (2 * 1024 * 1024, 5000, [("sep", ";"), ("quote", "=")])
     for wrong in (
         ["--batch-records", "0"],
         ["--batch-bytes", "5MB"],

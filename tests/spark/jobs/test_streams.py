@@ -16,18 +16,15 @@ from tests.spark.live import Live
 from topics.spark.client.servers import Servers
 from topics.spark.job_errors import JobError
 from topics.spark.jobs import streams
+from topics.spark.jobs.arguments import options_of, seconds
 from topics.spark.jobs.streams import (
     QueryProgress,
     Span,
-    job_errors,
-    options_of,
     read_stream,
     run_batches,
-    seconds,
 )
 from topics.spark.source.connection import Connection
 from topics.spark.source.offsets import Position
-from topics.spark.source.plan import LOSS_ADVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,16 +49,6 @@ def test_the_options_of_the_source_keep_the_names_of_servers(servers: str) -> No
     connection = Connection.parse(options_of(given))
     assert connection.servers == Servers.parse(servers)
     assert connection.retries == 3
-
-
-def test_advice_on_an_option_becomes_advice_on_an_argument() -> None:
-    with (
-        pytest.raises(JobError, match=r"lost; add --allow-loss to continue without them$"),
-        job_errors(),
-    ):
-        raise JobError(f"lost; {LOSS_ADVICE}")
-    with pytest.raises(JobError, match=r"^other$"), job_errors():
-        raise JobError("other")
 
 
 @pytest.mark.spark

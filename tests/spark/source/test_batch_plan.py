@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-from topics.spark.client.http import Listed, Page, Record, State
+from tests.spark.client.states import topic_info, topic_state
+from topics.client.values import TopicInfo, TopicState
+from topics.spark.client.http import Page, Record
 from topics.spark.source import reading
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import BadOption, Clients
@@ -47,16 +49,16 @@ class FakeClient:
     def close(self) -> None:
         """There are no connections."""
 
-    def state(self, topic: str) -> State:
+    def state(self, topic: str) -> TopicState:
         log = self.logs[topic]
         ts = log.ts[-1] if log.ts else None
-        return State(topic, log.head, log.earliest, EPOCH, ts, config={})
+        return topic_state(topic, log.head, log.earliest, EPOCH, ts)
 
-    def listing(self, prefix: str) -> Iterator[Listed]:
+    def listing(self, prefix: str) -> Iterator[TopicInfo]:
         for topic, log in sorted(self.logs.items()):
             if topic.startswith(prefix):
                 ts = log.ts[-1] if log.ts else None
-                yield Listed(topic, log.head, log.earliest, EPOCH, ts)
+                yield topic_info(topic, log.head, log.earliest, EPOCH, ts)
 
     def diff(self, topic: str, *, from_seq: int, **_: Any) -> Page:
         log = self.logs[topic]

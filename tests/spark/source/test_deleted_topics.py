@@ -16,7 +16,9 @@ import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from topics.spark.client.http import Listed, Page, Record, RequestError, State
+from tests.spark.client.states import topic_info, topic_state
+from topics.client.values import TopicInfo, TopicState
+from topics.spark.client.http import Page, Record, RequestError
 from topics.spark.client.ranges import Loss
 from topics.spark.client.servers import Server
 from topics.spark.source import reading, stream
@@ -69,12 +71,12 @@ class ModelClient:
             raise RequestError("", 0, "unreachable", "it is down")
         return self._server.topics
 
-    def listing(self, prefix: str) -> Iterator[Listed]:
+    def listing(self, prefix: str) -> Iterator[TopicInfo]:
         for name, (epoch, times) in sorted(self._topics().items()):
-            yield Listed(name, len(times), 1, epoch, times[-1] if times else None)
+            yield topic_info(name, len(times), 1, epoch, times[-1] if times else None)
 
-    def state(self, topic: str) -> State | None:
-        return State(topic, 0, 1, 1, config={}) if topic in self._topics() else None
+    def state(self, topic: str) -> TopicState | None:
+        return topic_state(topic, 0, 1, 1) if topic in self._topics() else None
 
     def diff(self, topic: str, *, from_seq: int, limit: int, **_asked: Any) -> Page:
         if topic not in self._topics():

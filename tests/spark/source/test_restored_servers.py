@@ -14,11 +14,13 @@ import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from tests.spark.client.states import topic_info
 from tests.spark.live import Live
 from tests.spark.source.test_batch import offsets, reader_of
 from tests.spark.source.test_stream import query
 from topics import cli
-from topics.spark.client.http import Listed, Page, Record
+from topics.client.values import TopicInfo
+from topics.spark.client.http import Page, Record
 from topics.spark.source.columns import Columns, schema_of
 from topics.spark.source.connection import Connection
 from topics.spark.source.options import ReadOptions
@@ -76,9 +78,9 @@ class LogClient:
             self.connections += 1
         return min(self._log.live, default=self._log.head + 1)
 
-    def listing(self, prefix: str) -> list[Listed]:
+    def listing(self, prefix: str) -> list[TopicInfo]:
         earliest, log = self._connect(), self._log
-        return [Listed(TOPIC, log.head, earliest, EPOCH, log.times.get(log.head))]
+        return [topic_info(TOPIC, log.head, earliest, EPOCH, log.times.get(log.head))]
 
     def diff(self, topic: str, *, from_seq: int, limit: int, **_fields: Any) -> Page:
         earliest, log = self._connect(), self._log

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
 
 from tests.spark.live import Live, located
-from topics.spark.client.http import RequestError
+from topics.spark.client.http import RequestError, TopicsClient
 from topics.spark.client.ranges import Loss
 from topics.spark.source import survey as module
 from topics.spark.source.connection import BadOption, RetryBudget, ServerError
@@ -39,19 +40,21 @@ def test_an_offset_is_the_first_that_is_read_or_the_first_that_is_not(text: str,
         assert made.bound(Bounds.parse("o", text, LATEST), made.servers[0], "t", head) == seq
 
 
-def test_a_pattern_costs_one_request_and_detects_a_recreated_topic(live: Live) -> None:
+def test_a_pattern_costs_one_request_and_detects_a_recreated_topic(
+    live: Live, requests: Counter[TopicsClient]
+) -> None:
     live.make("survey.m.a", 3)
     live.make("survey.m.b", 3)
     with survey(live, subscribePattern=r"survey\.m\..*") as made:
         first = made.heads(RetryBudget.FULL)["one"]
         client = made._clients.of(made.servers[0], RetryBudget.FULL)
-        before = client.requests
+        before = requests[client]
         live.delete("survey.m.a")
         live.make("survey.m.a", 3)  # as many records as before
         second = made.heads(RetryBudget.FULL)["one"]
-        assert client.requests == before + 1
+        assert requests[client] == before + 1
         with live.client() as other:
-            epochs = {each.topic: each.epoch for each in other.listing("survey.m.")}
+            epochs = {each.name: each.epoch for each in other.listing("survey.m.")}
     assert {name: head.epoch for name, head in second.items()} == epochs
     assert second["survey.m.b"] == first["survey.m.b"]
     assert second["survey.m.a"].epoch > first["survey.m.a"].epoch
@@ -65,7 +68,7 @@ def test_the_error_for_an_absent_named_topic_names_the_server(live: Live) -> Non
 
 
 def test_many_named_topics_are_listed_and_few_are_requested_one_by_one(
-    live: Live, monkeypatch: pytest.MonkeyPatch
+    live: Live, monkeypatch: pytest.MonkeyPatch, requests: Counter[TopicsClient]
 ) -> None:
     names = [live.make(f"survey.n.{number}", number) for number in range(12)]
 
@@ -75,9 +78,9 @@ def test_many_named_topics_are_listed_and_few_are_requested_one_by_one(
         with survey(live, subscribe=",".join(named)) as made:
             client = made._clients.of(made.servers[0], RetryBudget.FULL)
             for _ in range(2):
-                before = client.requests
+                before = requests[client]
                 heads = made.heads(RetryBudget.FULL)["one"]
-                counts.append(client.requests - before)
+                counts.append(requests[client] - before)
                 assert {name: head.head for name, head in heads.items()} == {
                     name: names.index(name) for name in named if name in names
                 }
@@ -127,7 +130,9 @@ def test_offsets_of_an_absent_topic_are_refused(live: Live) -> None:
         list(made.required())
 
 
-def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mortal: Live) -> None:
+def test_a_named_topic_is_found_on_any_server_and_refused_on_two(
+    live: Live, mortal: Live, requests: Counter[TopicsClient]
+) -> None:
     servers = f"a={live.url},b={mortal.url}"
     connection = ReadOptions.parse({"servers": servers, "topic": "x"}, "batch").connection
     other = next(
@@ -140,9 +145,9 @@ def test_a_named_topic_is_found_on_any_server_and_refused_on_two(live: Live, mor
         heads = made.heads(RetryBudget.PLANNING)
         assert (heads["a"][other].head, heads["b"]) == (3, {})
         first, second = (made._clients.of(server, RetryBudget.PLANNING) for server in made.servers)
-        before = first.requests, second.requests
+        before = requests[first], requests[second]
         made.heads(RetryBudget.PLANNING)
-        assert (first.requests, second.requests) == (before[0] + 1, before[1])
+        assert (requests[first], requests[second]) == (before[0] + 1, before[1])
         # The topic moves to the other server.
         live.delete(other)
         mortal.make(other, 1)

@@ -1,21 +1,20 @@
 """The requests of sources, sinks and jobs. They are sent by `topics.client`.
 
-This module adds records whose JSON is not decoded, and errors of one line with advice.
+This module adds pages whose records are cheap to decode, and errors of one line with advice.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from ssl import SSLContext
 from typing import Any, TypeVar
 
 import msgspec
 
-from topics.client import ConnectionLost, Retry, Topics, TopicsError, calls
+from topics.client import ConnectionLost, Topics, TopicsError, calls
 from topics.client.calls import Call
 from topics.client.settings import DEFAULT_URL as DEFAULT_URL
-from topics.client.values import Receipt, Tombstone, TopicPut
+from topics.client.values import Receipt, Tombstone, TopicInfo, TopicPut, TopicState
 from topics.spark.client.servers import without_user_info
 
 T = TypeVar("T")
@@ -87,7 +86,8 @@ class RequestError(Exception):
 
 class Record(msgspec.Struct, frozen=True, gc=False):
     """A record of a page (§3). ``data`` and ``meta`` contain the JSON as it was written. ``meta``
-    is empty if the record has none, or if it was not requested.
+    is empty if the record has none, or if it was not requested. With ``gc=False``, the garbage
+    collector does not scan the thousands of records of a page.
     """
 
     seq: int = msgspec.field(name="$seq")
@@ -110,59 +110,20 @@ class Page(msgspec.Struct, frozen=True):
     tombstone: Tombstone | None
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """A topic in a list (§1.3)."""
-
-    topic: str
-    head_seq: int
-    earliest_seq: int
-    epoch: int
-    last_write_ts: int | None = None
-
-
-class State(Listed, frozen=True, kw_only=True):
-    """The state of a topic (§1.2)."""
-
-    config: dict[str, Any]
-
-
-class _List(msgspec.Struct):
-    topics: list[Listed]
-    next_cursor: str | None = None
-
-
 _page = msgspec.json.Decoder(Page).decode
-_list = msgspec.json.Decoder(_List).decode
-_state = msgspec.json.Decoder(State).decode
 
 
 class TopicsClient:
     """A client of one server. All requests, including appends, are retried, and raise
-    `RequestError` if they fail.
+    `RequestError` if they fail. ``retries`` counts the repeated attempts.
 
-    ``requests`` counts the requests with a response, ``retries`` the repeated attempts.
+    ``options`` are options of `topics.client.Topics`. Unlike there, the environment does not set
+    the key, because only the driver reads the environment.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        retry: Retry | None = None,
-        connect_s: float = 5.0,
-        read_s: float = 120.0,
-        ssl_context: SSLContext | None = None,
-    ) -> None:
-        self.requests = self.retries = 0
-        self._client = Topics(
-            url,
-            key=api_key or "",
-            timeout=read_s,
-            connect_timeout=connect_s,
-            retry=retry,
-            on_pause=self._count_retry,
-            ssl_context=ssl_context,
-        )
+    def __init__(self, url: str, *, key: str = "", **options: Any) -> None:
+        self.retries = 0
+        self._client = Topics(url, key=key, on_pause=self._count_retry, **options)
         self.close = self._client.close
 
     def __enter__(self) -> TopicsClient:
@@ -176,10 +137,10 @@ class TopicsClient:
         """The number of connections that were opened (`topics.client.sync.pool.Pool`)."""
         return self._client.pool.connections
 
-    def state(self, topic: str) -> State | None:
+    def state(self, topic: str) -> TopicState | None:
         """Return the topic's state (§1), or None if it does not exist. Not counted as a read."""
         try:
-            return self._send(topic, calls.get_topic(topic).read_by(_state))
+            return self._send(topic, calls.get_topic(topic))
         except RequestError as error:
             if error.code != "topic_not_found":
                 raise
@@ -199,33 +160,22 @@ class TopicsClient:
             raise RequestError(topic, 200, "bad_answer", message)
         return receipt
 
-    def diff(
-        self,
-        topic: str,
-        *,
-        from_seq: int,
-        limit: int,
-        epoch: int | None = None,
-        tags: bool = True,
-        meta: bool = True,
-        node: str | None = None,
-    ) -> Page:
-        """Return records with a seq above ``from_seq`` (§3), at most ``limit`` or as many as the
-        server allows. ``epoch`` is the expected incarnation. Records of the node ``node`` are left
-        out.
+    def diff(self, topic: str, *, from_seq: int, limit: int, **fields: Any) -> Page:
+        """Return records with a seq above ``from_seq``, at most ``limit`` or as many as the server
+        allows. ``fields`` are other fields of the request (§3), such as ``epoch``, the expected
+        incarnation. A field that is None is omitted.
         """
-        fields: dict[str, Any] = {"limit": limit, "epoch": epoch, "node": node}
-        fields |= {"include_tags": tags, "include_meta": meta, "max_batch_bytes": PAGE_BYTES}
+        fields |= {"limit": limit, "max_batch_bytes": PAGE_BYTES}
         return self._send(topic, calls.diff(topic, from_seq, **fields).read_by(_page))
 
-    def listing(self, prefix: str) -> Iterator[Listed]:
+    def listing(self, prefix: str) -> Iterator[TopicInfo]:
         """Yield the topics whose names start with ``prefix`` and that the key may see (§1), sorted
         by name. A request returns 1,000 of them.
         """
         cursor = None
         while True:
-            page = self._send(prefix, calls.list_topics(prefix, cursor).read_by(_list))
-            yield from page.topics
+            page = self._send(prefix, calls.list_topics(prefix, cursor))
+            yield from page.items
             cursor = page.next_cursor
             if cursor is None:
                 return
@@ -242,18 +192,15 @@ class TopicsClient:
 
     def _send(self, topic: str, call: Call[T]) -> T:
         try:
-            found = self._client.call(call)
+            return self._client.call(call)
         except ConnectionLost as error:
             message = without_user_info(error.message)
             code = "tls_failed" if TLS_FAILURE.search(message) else "unreachable"
             raise RequestError(topic, 0, code, message) from None
         except TopicsError as error:
-            self.requests += 1
             code = "bad_answer" if error.code.startswith("http_") else error.code
             message = error.message + _too_long(call.body, error.detail)
             raise RequestError(topic, error.status, code, message) from error
-        self.requests += 1
-        return found
 
     def _count_retry(self, failure: TopicsError, _pause_s: float) -> None:
         if TLS_FAILURE.search(failure.message):

@@ -43,7 +43,7 @@ class Range(NamedTuple):
 def read_range(
     client: TopicsClient, part: Range, on_loss: Callable[[Loss], None], **fields: Any
 ) -> Iterator[list[Record]]:
-    """Yield the records of a range in lists that are not empty. ``fields`` are more arguments of
+    """Yield the records of a range in lists that are not empty. ``fields`` are more fields of
     `TopicsClient.diff`. ``on_loss`` may raise. Raise `RequestError`.
     """
     at, last = part.after, part.last

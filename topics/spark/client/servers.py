@@ -78,10 +78,6 @@ class Servers:
         """Return the server on which a new topic is created."""
         return max(self.members, key=lambda member: (_score(member.name, topic), member.name))
 
-    def named(self, name: str) -> Server | None:
-        """Return the server with this name, or None."""
-        return next((member for member in self.members if member.name == name), None)
-
     def index(self, name: str) -> int:
         """Return the index of a name among the sorted names. Raise KeyError if there is none."""
         return {member.name: index for index, member in enumerate(self.members)}[name]

@@ -1,8 +1,8 @@
-"""Jobs that copy records between files and topics. Each job is a function and a subcommand.
+"""Jobs that copy records between files and topics. Each job is a module and a subcommand.
 
     cli.py            the command line ``topics-spark JOB ...``
-    arguments.py      arguments of several subcommands, and their types
-    streams.py        options of jobs, and runs of streaming queries
+    arguments.py      arguments of several subcommands, and the options that they set
+    streams.py        reads topics, and runs streaming queries
     appending.py      appends rows to a topic by the sender of the sink, and reports the counts
     backfill.py       appends Parquet, CSV or JSON files to a topic
     replay.py         appends the records of an archive to topics, in their order

@@ -150,18 +150,15 @@ def append(
     if order:
         df = df.repartition(1).sortWithinPartitions(*order)
     df = df.select(*(name for name in df.columns if name in ACCEPTED))
-    with (
-        Clients(options.connection) as clients,
-        Clients(options.connection, RetryBudget.QUICK) as monitor,  # for the thread of `progress`
-    ):
+    with Clients(options.connection) as clients:
         before = clients.head(topic)
-        monitor.places = clients.places
         columns = Columns.of(df.schema, topic=topic)
         fixed = options, columns, scope, clients.places, {topic: before}
 
         def gained() -> int | None:
+            # `progress` calls this in its thread while this thread waits for Spark.
             try:
-                return monitor.head(topic) - before
+                return clients.head(topic, RetryBudget.QUICK) - before
             except ServerError:
                 return None
 

@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from topics.errors import ExitCode
 from topics.spark.client.http import RequestError
-from topics.spark.job_errors import JobError
+from topics.spark.job_errors import JobError, spark_errors
 from topics.spark.jobs import streams
 from topics.spark.jobs.archive_check import EVER, Checked, check
 from topics.spark.jobs.archive_table import COLUMNS, WRITE, commit, dated, opened, table_rows
-from topics.spark.jobs.arguments import Commands, add_common, positive
+from topics.spark.jobs.arguments import Commands, add_common, options_of, positive, seconds
 from topics.spark.jobs.checkpoint import JOB, Folder, claim, uri_of
 from topics.spark.jobs.streams import QueryProgress
 from topics.spark.progress import progress
 from topics.spark.session import local_session
-from topics.spark.source.connection import Connection, RetryBudget
+from topics.spark.source.connection import RetryBudget
 from topics.spark.source.options import ReadOptions
 from topics.spark.source.plan import Heads
 from topics.spark.source.survey import Survey
@@ -41,69 +39,6 @@ if TYPE_CHECKING:
 FORMATS = ("delta", "parquet")
 BATCH_RECORDS = 1_000_000
 CHECKPOINT = "_checkpoint"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveJob:
-    """The arguments of a job. ``options`` are the connection options of ``format("topics")``.
-    ``follow_s`` is the interval of polls, or None to end when all records are archived.
-    """
-
-    subscribe: str
-    directory: str
-    is_pattern: bool = False
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    format: str = "delta"
-    batch_records: int = BATCH_RECORDS
-    follow_s: float | None = None
-    allow_loss: bool = False
-
-    def source(self) -> dict[str, str]:
-        """The options of ``format("topics")``."""
-        return {
-            **self.options,
-            "subscribePattern" if self.is_pattern else "subscribe": self.subscribe,
-            "columns": ",".join(COLUMNS),
-            "maxOffsetsPerTrigger": str(self.batch_records),
-            "failOnDataLoss": "false" if self.allow_loss else "true",
-        }
-
-    def arguments(self) -> dict[str, str]:
-        """Return the arguments that must not change between runs."""
-        members = Connection.parse(self.options).servers.members
-        return {
-            "servers": " ".join(server.name for server in members),
-            "topic": self.subscribe,
-            "pattern": "yes" if self.is_pattern else "no",
-            "format": self.format,
-        }
-
-    def heads(self) -> Heads:
-        """Return the heads of the topics. Raise `RequestError` if a named topic does not exist,
-        `BadOption` or `ServerError`.
-        """
-        with closing(Survey(ReadOptions.parse(self.source(), "stream"))) as survey:
-            heads = survey.heads(RetryBudget.PLANNING)
-        if not self.is_pattern and not any(heads.values()):
-            raise RequestError(self.subscribe, 404, "topic_not_found", "there is no such topic")
-        return heads
-
-    def read(self, spark: SparkSession, since: str) -> DataFrame:
-        """Return the archived records with the date ``since`` or later."""
-        uri = uri_of(self.directory)
-        if self.format == "delta":
-            return table_rows(spark, uri, since)
-        from topics.spark.source.columns import schema_of
-
-        schema = schema_of(COLUMNS).add("date", "date")
-        return spark.read.schema(schema).parquet(uri).where(f"date >= '{since}'")
-
-    def total(self, spark: SparkSession) -> int:
-        """Return the number of records in the archive."""
-        if self.format == "parquet":
-            return self.read(spark, EVER).count()
-        table = opened(uri_of(self.directory))
-        return 0 if table is None else int(table.count())
 
 
 class ArchiveSummary(NamedTuple):
@@ -146,33 +81,55 @@ class ArchiveSummary(NamedTuple):
         return "\n".join([*lines, verdict])
 
 
-def archive(spark: SparkSession, job: ArchiveJob, *, quiet: bool = True) -> ArchiveSummary:
-    """Archive the records since the last run. Raise `JobError` or the errors of `ArchiveJob.heads`.
+def archive(spark: SparkSession, options: argparse.Namespace) -> ArchiveSummary:
+    """Archive the records since the last run. Raise `JobError` or the errors of `heads_of`.
     Archived records remain in the archive, and the next run continues after them.
     """
-    started, uri, run = time.monotonic(), uri_of(job.directory), QueryProgress()
-    before = job.heads()
-    with streams.job_errors(), progress(lambda: run.records, quiet=quiet):
-        begin(spark, uri, job)
-        stream = dated(streams.read_stream(spark, job.source()))
+    started, uri, run = time.monotonic(), uri_of(options.directory), QueryProgress()
+    before = heads_of(options)
+    with spark_errors(), progress(lambda: run.records, quiet=options.quiet):
+        begin(spark, uri, options)
+        stream = dated(streams.read_stream(spark, source_of(options)))
         checkpoint = f"{uri}/{CHECKPOINT}"
-        if job.format == "delta":
-            streams.run_batches(stream, partial(commit, uri=uri), checkpoint, job.follow_s, run)
+        if options.format == "delta":
+            streams.run_batches(stream, partial(commit, uri=uri), checkpoint, options.follow, run)
         else:
             writer = stream.writeStream.format("parquet").partitionBy("date").options(**WRITE)
-            streams.run(writer.option("path", uri), checkpoint, job.follow_s, run)
-        read = partial(job.read, spark)
-        topics = check(spark, job.options, run, job.heads, before, read)
+            streams.run(writer.option("path", uri), checkpoint, options.follow, run)
+        connection, heads = options_of(options), partial(heads_of, options)
+        rows = partial(rows_of, spark, uri, options.format)
         return ArchiveSummary(
-            directory=job.directory,
-            topics=topics,
+            directory=options.directory,
+            topics=check(spark, connection, run, heads, before, rows),
             batches=run.batches,
             seconds=time.monotonic() - started,
-            total=job.total(spark),
+            total=count_of(spark, uri, options.format),
         )
 
 
-def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
+def source_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the options of a read by ``format("topics")``."""
+    return {
+        **options_of(options),
+        "subscribePattern" if options.pattern else "subscribe": options.topic,
+        "columns": ",".join(COLUMNS),
+        "maxOffsetsPerTrigger": str(options.batch_records),
+        "failOnDataLoss": "false" if options.allow_loss else "true",
+    }
+
+
+def heads_of(options: argparse.Namespace) -> Heads:
+    """Return the heads of the topics. Raise `RequestError` if a named topic does not exist,
+    `BadOption` or `ServerError`.
+    """
+    with closing(Survey(ReadOptions.parse(source_of(options), "stream"))) as survey:
+        heads = survey.heads(RetryBudget.PLANNING)
+    if not options.pattern and not any(heads.values()):
+        raise RequestError(options.topic, 404, "topic_not_found", "there is no such topic")
+    return heads
+
+
+def begin(spark: SparkSession, uri: str, options: argparse.Namespace) -> None:
     """Check that the folder is empty or already contains this archive. Raise `JobError` if not.
 
     If an archive job was killed before its first batch, it may have left a checkpoint without a
@@ -186,7 +143,31 @@ def begin(spark: SparkSession, uri: str, job: ArchiveJob) -> None:
             f"{uri}: the folder is not empty ({names[0]}) and contains no archive with its"
             " checkpoint; restore the checkpoint, or archive into a new folder"
         )
-    claim(checkpoint, job.arguments())
+    fixed = {  # the arguments that must not change between runs
+        "servers": " ".join(server.name for server in options.url.members),
+        "topic": options.topic,
+        "pattern": "yes" if options.pattern else "no",
+        "format": options.format,
+    }
+    claim(checkpoint, fixed)
+
+
+def rows_of(spark: SparkSession, uri: str, form: str, since: str) -> DataFrame:
+    """Return the archived records with the date ``since`` or later."""
+    if form == "delta":
+        return table_rows(spark, uri, since)
+    from topics.spark.source.columns import schema_of
+
+    schema = schema_of(COLUMNS).add("date", "date")
+    return spark.read.schema(schema).parquet(uri).where(f"date >= '{since}'")
+
+
+def count_of(spark: SparkSession, uri: str, form: str) -> int:
+    """Return the number of records in the archive."""
+    if form == "parquet":
+        return rows_of(spark, uri, form, EVER).count()
+    table = opened(uri)
+    return 0 if table is None else int(table.count())
 
 
 def add(commands: Commands) -> None:
@@ -224,7 +205,7 @@ def add(commands: Commands) -> None:
     )
     add_arg(
         "--follow",
-        type=streams.seconds,
+        type=seconds,
         metavar="INTERVAL",
         help="do not end, but poll for new records at this interval, such as 10s, until Ctrl-C",
     )
@@ -233,17 +214,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> ArchiveSummary:
     """Do the job of the command line."""
-    job = ArchiveJob(
-        subscribe=options.topic,
-        directory=options.directory,
-        is_pattern=options.pattern,
-        options=streams.options_of(options),
-        format=options.format,
-        batch_records=options.batch_records,
-        follow_s=options.follow,
-        allow_loss=options.allow_loss,
-    )
-    uri_of(job.directory)
-    job.heads()  # reports errors before a JVM starts
+    uri_of(options.directory)
+    heads_of(options)  # reports errors before a JVM starts
     with local_session(options.cores, "topics-archive") as spark:
-        return archive(spark, job, quiet=options.quiet)
+        return archive(spark, options)

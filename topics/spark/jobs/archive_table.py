@@ -78,7 +78,8 @@ def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
     folder = f"batch-{batch:010d}-{uuid4().hex[:8]}"
     rows = df.sortWithinPartitions(*ORDER).write.partitionBy("date").options(**WRITE)
     rows.parquet(f"{uri}/{folder}")
-    # One task avoids a shuffle, which would have all shuffle partitions in a stream.
+    # A single partition needs no shuffle. In a stream, Spark would not reduce the number of shuffle
+    # partitions.
     written = spark.read.schema(df.schema).parquet(f"{uri}/{folder}").coalesce(1)
     files = written.groupBy("date", "_metadata.file_path", "_metadata.file_size").count().collect()
     actions = [

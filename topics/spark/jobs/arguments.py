@@ -1,4 +1,4 @@
-"""Arguments that several subcommands have, and their types."""
+"""Arguments that several subcommands have, their types, and the options that they set."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from topics.spark.client.http import DEFAULT_URL
 from topics.spark.client.servers import BadServers, Servers
 from topics.spark.interface import DEFAULTS
 from topics.spark.session import is_submitted
+from topics.spark.sink.options import SinkOptions
+from topics.spark.source.options import UNITS_MS
 
-MIB = 1024 * 1024
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 GLOB = re.compile(r"[*?\[{]")  # Spark reads a path with these characters as a pattern
 
@@ -27,12 +28,20 @@ def positive(text: str) -> int:
 def byte_count(text: str) -> int:
     """Parse ``4MiB``, ``512KiB`` or a number of bytes."""
     try:
-        for unit, factor in (("MiB", MIB), ("KiB", 1024)):
+        for unit, factor in (("MiB", 1024 * 1024), ("KiB", 1024)):
             if text.endswith(unit):
                 return positive(text.removesuffix(unit)) * factor
         return positive(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError("must be like 4MiB, 512KiB or 65536") from None
+
+
+def seconds(text: str) -> float:
+    """Parse ``500ms``, ``10s``, ``5m`` or ``1h``."""
+    found = re.fullmatch(r"([0-9]+)(ms|s|m|h)", text)
+    if found is None or int(found.group(1)) == 0:
+        raise argparse.ArgumentTypeError("must be like 500ms, 10s, 5m or 1h")
+    return int(found.group(1)) * UNITS_MS[found.group(2)] / 1000
 
 
 def add_common(parser: argparse.ArgumentParser, *, cores: bool = True) -> None:
@@ -66,3 +75,17 @@ def servers(text: str) -> Servers:
         return Servers.parse(text)
     except BadServers as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def options_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the connection options of ``format("topics")``. The key stays in the environment."""
+    servers = ",".join(server.entry for server in options.url.members)
+    return {"servers": servers, "numRetries": str(options.retries)}
+
+
+def sink_of(options: argparse.Namespace, topic: str, **more: str | None) -> SinkOptions:
+    """Return the options of a write to ``topic``. An option in ``more`` that is None is not given.
+    Raise `BadOption`.
+    """
+    given = {name: value for name, value in more.items() if value is not None}
+    return SinkOptions.parse({**options_of(options), "topic": topic, **given})

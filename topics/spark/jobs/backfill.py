@@ -17,8 +17,7 @@ from urllib.parse import unquote
 from topics.errors import ExitCode
 from topics.spark.job_errors import JobError, UsageError, spark_errors, warn
 from topics.spark.jobs.appending import Appended, append, open_dest
-from topics.spark.jobs.arguments import GLOB, MIB, Commands, add_common, byte_count, positive
-from topics.spark.jobs.streams import sink_of
+from topics.spark.jobs.arguments import GLOB, Commands, add_common, byte_count, positive, sink_of
 from topics.spark.rows import records
 from topics.spark.session import check_spark, local_session
 from topics.spark.sink.options import DURABILITIES
@@ -46,7 +45,7 @@ READER = {
 
 
 def format_of(source: str) -> str:
-    """Return the format for the suffix, ignoring ``.gz`` and the like; default: Parquet."""
+    """Return the format of the last known suffix. The default is Parquet."""
     found = (SUFFIXES.get(suffix.lower()) for suffix in reversed(Path(source).suffixes))
     return next(filter(None, found), "parquet")
 
@@ -63,7 +62,7 @@ def read(
 ) -> DataFrame:
     """Return the rows of ``source``, a path or URI that Spark can read, as rows of the sink. JSON
     lines are sent as they are, unless an option, a schema or partition columns require Spark's JSON
-    reader. ``partitioned``: folders such as ``date=2026-01-31`` are columns.
+    reader. If ``partitioned`` is true, folders such as ``date=2026-01-31`` become columns.
 
     Raises `UsageError` if Spark reads no file or no record has the tag, and `JobError` for bytes
     that are not UTF-8.
@@ -165,8 +164,8 @@ def add(commands: Commands) -> None:
     add(
         "--batch-bytes",
         type=byte_count,
-        default=4 * MIB,
-        help="maximum size of a request, such as 512KiB (default: 4MiB)",
+        default="4MiB",
+        help="maximum size of a request, such as 512KiB (default: %(default)s)",
     )
     add("--job-id", help="name of the job for idempotency (default: from source and topic)")
     add("--tag-column", help="column, or member of JSON lines, whose value is the tag")
@@ -202,13 +201,13 @@ def run(options: argparse.Namespace) -> Appended:
     if source.lower().endswith(ARCHIVES):
         raise UsageError(f"{source}: Spark cannot read this kind of archive; unpack it first")
     source = str(Path(source).resolve()) if is_local else source
-    more = {"node": options.node, "durability": options.durability}
     sink = sink_of(
         options,
         options.topic,
         batchRecords=str(options.batch_records),
         batchBytes=str(options.batch_bytes),
-        **{name: text for name, text in more.items() if text is not None},
+        node=options.node,
+        durability=options.durability,
     )
     check_spark()
     open_dest(sink)

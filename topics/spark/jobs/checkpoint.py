@@ -30,12 +30,12 @@ JOB = "job.json"
 LOGS = ("offsets", "commits", "state")  # Spark expects these to be empty at the first batch
 TEMPORARY = re.compile(
     r"\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tmp"
-)  # names as Spark makes them
+)  # the names of Spark's temporary files
 
 
 def uri_of(directory: str) -> str:
-    """Return a local path or a URI for Spark, which expects it unescaped. Raise `UsageError` if it
-    is a file, or if Spark would read it as a pattern.
+    """Return the URI of a folder for Spark, which expects it unescaped. Raise `UsageError` if the
+    path is a file, or if Spark would read it as a pattern.
     """
     if found := GLOB.search(directory):
         raise UsageError(f"{directory}: Spark reads {found.group()} in a path as a pattern")

@@ -21,7 +21,7 @@ from topics.spark.source.connection import BadOption, ServerError
 
 # Each is a module of this package with `add` and `run`.
 JOBS = ("archive", "backfill", "compact", "replay")
-# By the code of an error (§0.5), as in `topics.cli`.
+# The exit code for each code of an error (§0.5), as in `topics.cli`.
 EXIT_CODES = {
     "unauthorized": ExitCode.REFUSED,
     "forbidden": ExitCode.REFUSED,
@@ -38,12 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         build = parser()
-    except ModuleNotFoundError as missing:
-        return _fail(_not_installed(missing))
-    options = build.parse_args(given)
-    if broken := next(filter(has_surrogate, given), None):
-        build.error(f"the argument {broken!r} is not UTF-8")
-    try:
+        options = build.parse_args(given)
+        if broken := next(filter(has_surrogate, given), None):
+            build.error(f"the argument {broken!r} is not UTF-8")
         outcome = job(options.job).run(options)
     except (BadOption, UsageError) as error:
         return _fail(str(error), ExitCode.USAGE)

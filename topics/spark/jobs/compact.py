@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from topics.errors import ExitCode
 from topics.spark.client.http import RequestError
-from topics.spark.job_errors import UsageError
+from topics.spark.job_errors import UsageError, spark_errors
 from topics.spark.jobs.appending import Appended, append, open_dest
-from topics.spark.jobs.arguments import Commands, add_common
-from topics.spark.jobs.streams import job_errors, options_of, read_batch, sink_of
+from topics.spark.jobs.arguments import Commands, add_common, options_of, sink_of
+from topics.spark.jobs.streams import read_batch
 from topics.spark.session import local_session
 from topics.spark.source.connection import Clients, Connection, RetryBudget, errors_of
 
@@ -44,7 +44,7 @@ def compact(spark: SparkSession, options: argparse.Namespace) -> Appended:
     sink = sink_of(options, dest)
     name, head = planned(sink.connection, source)
     _, dest_head = planned(sink.connection, dest)
-    with job_errors():
+    with spark_errors():
         counts = Observation("compact")
         records = read_up_to(spark, options, source, head, options.allow_loss)
         records = records.observe(counts, f.count("*").alias("all"), f.count("key").alias("keyed"))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
@@ -27,8 +27,7 @@ from topics.errors import ExitCode
 from topics.spark.job_errors import JobError, UsageError, warn
 from topics.spark.jobs.appending import Appended, open_dest
 from topics.spark.jobs.archive_table import opened, table_errors
-from topics.spark.jobs.arguments import Commands, add_common
-from topics.spark.jobs.streams import options_of
+from topics.spark.jobs.arguments import Commands, add_common, sink_of
 from topics.spark.progress import progress
 from topics.spark.sink.columns import Columns
 from topics.spark.sink.options import DURABILITIES, SinkOptions
@@ -180,55 +179,6 @@ class Archive:
             yield table.select([*NAMES])
 
 
-def replay(
-    directory: str,
-    into: str,
-    options: Mapping[str, str],
-    *,
-    topics: Sequence[str] = (),
-    since: date = date.min,
-    until: date = date.max,
-    job_id: str | None = None,
-    quiet: bool = True,
-) -> Replayed:
-    """Append the records of an archive to the topic ``into``, or to several topics if ``into``
-    contains ``{topic}``, which is replaced by the name of the source topic.
-
-    ``options`` are the options of a write by ``format("topics")``. ``topics`` lists the source
-    topics; by default, all are replayed. Several source topics are written to one target only if
-    they are listed. The date ``until`` is excluded. ``job_id`` identifies the replay in idempotency
-    keys; by default, it is derived from the directory. Raise `JobError` or `ServerError`. Records
-    that were appended before an error remain, and repeating the replay does not append them twice.
-    """
-    archive = Archive(directory)
-    parts = archive.parts(topics, since, until)
-    if len({part.topic for part in parts}) > 1 and TOPIC not in into and not topics:
-        raise JobError(
-            f"{directory}: it has records of several topics; select them by --from-topic, or name a"
-            " target for each by --into, such as copy.{topic}"
-        )
-    today = datetime.now(UTC).date()
-    if any(part.date >= today for part in parts):
-        warn(
-            f"the archive has records of {today}, and may get more; then another replay of that day"
-            f" appends up to a batch of records again. --until {today} excludes it"
-        )
-    job = job_id or blake2b(archive.directory.encode(), digest_size=8).hexdigest()
-    targets = dict.fromkeys(into.replace(TOPIC, part.topic) for part in parts)
-    sinks = {topic: SinkOptions.parse({**options, "topic": topic}) for topic in targets}
-    # All topics are opened before the first record is sent.
-    heads = {topic: open_dest(sink) for topic, sink in sinks.items()}
-    done = {topic: Appended(topic=topic, head_before=heads[topic]) for topic in targets}
-    count = sum(part.rows for part in parts)
-    result = Replayed(done, count)
-    with progress(lambda: result.records, quiet=quiet):
-        for part in parts:
-            topic = into.replace(TOPIC, part.topic)
-            sent = send(archive, part, sinks[topic], job, heads[topic])
-            done[topic] = done[topic].and_then(sent)
-    return result
-
-
 def send(archive: Archive, part: Part, sink: SinkOptions, job: str, head: int) -> Appended:
     """Append a part to its topic. ``head`` is the topic's head before the replay."""
     from topics.spark.sink.sending import Sender
@@ -295,15 +245,36 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> Replayed:
-    """Do the job of the command line."""
-    durable = {} if options.durability is None else {"durability": options.durability}
-    return replay(
-        options.directory,
-        options.topic or options.into,
-        options_of(options) | durable,
-        topics=options.from_topic,
-        since=options.since,
-        until=options.until,
-        job_id=options.job_id,
-        quiet=options.quiet,
-    )
+    """Do the job of the command line. Raise `JobError` or `ServerError`. Records that were appended
+    before an error remain, and repeating the replay does not append them twice.
+
+    If the template contains ``{topic}``, it names a target for each source topic. Otherwise,
+    several source topics are written to one target only if they are listed.
+    """
+    archive, into = Archive(options.directory), options.topic or options.into
+    parts = archive.parts(options.from_topic, options.since, options.until)
+    if len({part.topic for part in parts}) > 1 and TOPIC not in into and not options.from_topic:
+        raise JobError(
+            f"{options.directory}: it has records of several topics; select them by --from-topic,"
+            " or name a target for each by --into, such as copy.{topic}"
+        )
+    today = datetime.now(UTC).date()
+    if any(part.date >= today for part in parts):
+        warn(
+            f"the archive has records of {today}, and may get more; then another replay of that day"
+            f" appends up to a batch of records again. --until {today} excludes it"
+        )
+    job = options.job_id or blake2b(archive.directory.encode(), digest_size=8).hexdigest()
+    targets = dict.fromkeys(into.replace(TOPIC, part.topic) for part in parts)
+    sinks = {topic: sink_of(options, topic, durability=options.durability) for topic in targets}
+    # All topics are opened before the first record is sent.
+    done = {
+        topic: Appended(topic=topic, head_before=open_dest(sink)) for topic, sink in sinks.items()
+    }
+    result = Replayed(done, sum(part.rows for part in parts))
+    with progress(lambda: result.records, quiet=options.quiet):
+        for part in parts:
+            topic = into.replace(TOPIC, part.topic)
+            sent = send(archive, part, sinks[topic], job, done[topic].head_before)
+            done[topic] = done[topic].and_then(sent)
+    return result

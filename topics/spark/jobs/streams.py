@@ -1,22 +1,15 @@
-"""Options of jobs, and runs of streaming queries."""
+"""Reads topics for jobs, and runs their streaming queries."""
 
 from __future__ import annotations
 
-import argparse
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from topics.spark import register
-from topics.spark.job_errors import JobError, spark_errors
-from topics.spark.sink.options import SinkOptions
-from topics.spark.source.offsets import Offsets, Position, decode
-from topics.spark.source.plan import LOSS_ADVICE
+from topics.spark.source.lag import offsets_of
+from topics.spark.source.offsets import Offsets, Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,42 +18,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 UPDATE_S = 5.0  # between updates of a query's progress
-UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def options_of(options: argparse.Namespace) -> dict[str, str]:
-    """Return the connection options of ``format("topics")``. The key stays in the environment."""
-    servers = ",".join(server.entry for server in options.url.members)
-    return {"servers": servers, "numRetries": str(options.retries)}
-
-
-def sink_of(options: argparse.Namespace, topic: str, **more: str) -> SinkOptions:
-    """Return the options of a write to ``topic``. Raise `BadOption`."""
-    return SinkOptions.parse({**options_of(options), "topic": topic, **more})
-
-
-def seconds(text: str) -> float:
-    """Return the seconds of ``500ms``, ``10s``, ``5m`` or ``1h``."""
-    found = re.fullmatch(r"([0-9]+)(ms|s|m|h)", text)
-    if found is None or int(found.group(1)) == 0:
-        raise argparse.ArgumentTypeError("must be like 500ms, 10s, 5m or 1h")
-    return int(found.group(1)) * UNITS_S[found.group(2)]
-
-
-@contextmanager
-def job_errors() -> Iterator[None]:
-    """Raise errors of Spark and of the source as `spark_errors` does. Advice on an option of the
-    source becomes advice on the argument of the job.
-    """
-    try:
-        with spark_errors():
-            yield
-    except JobError as error:
-        if LOSS_ADVICE not in str(error):
-            raise
-        raise JobError(
-            str(error).replace(LOSS_ADVICE, "add --allow-loss to continue without them")
-        ) from error
 
 
 def read_stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
@@ -97,7 +54,12 @@ def run_batches(
             failures.append(failure)  # Spark would report only its text
             raise
 
-    run(df.writeStream.foreachBatch(sink), checkpoint, follow_s, progress, failures)
+    try:
+        run(df.writeStream.foreachBatch(sink), checkpoint, follow_s, progress)
+    except Exception as failure:
+        if failures:
+            raise failures[0] from failure
+        raise
 
 
 class Span(NamedTuple):
@@ -125,7 +87,8 @@ class QueryProgress:
         for report in query.recentProgress:
             if report["batchId"] <= self._last:
                 continue
-            self._extend(_offsets(report, "startOffset"), _offsets(report, "endOffset"))
+            (source,) = report["sources"]
+            self._extend(offsets_of(source["startOffset"]), offsets_of(source["endOffset"]))
             # An idle query also reports, with the number of its next batch.
             if "addBatch" in report["durationMs"]:
                 self._last = report["batchId"]
@@ -145,16 +108,11 @@ class QueryProgress:
                 self.spans[key] = Span(first, at)
 
 
-def _offsets(report: Mapping[str, Any], name: str) -> Offsets:
-    return decode(msgspec.json.decode(report["sources"][0][name]) or {})
-
-
 def run(
     writer: DataStreamWriter,
     checkpoint: str,
     follow_s: float | None,
     progress: QueryProgress,
-    failures: Sequence[BaseException] = (),
 ) -> None:
     """Run a query until it has read all records that exist at its start. If ``follow_s`` is given,
     poll for new records at this interval until the process is interrupted. Update ``progress``.
@@ -168,10 +126,6 @@ def run(
     except KeyboardInterrupt:
         if follow_s is None:
             raise
-    except Exception as failure:
-        if failures:
-            raise failures[0] from failure
-        raise
     finally:
         query.stop()
     progress.update(query)

@@ -12,7 +12,7 @@ batch finds these rows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -48,20 +48,17 @@ def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
     else:
         check_json("value", values, advice="; for plain text set valueFormat=text")
     parts = [_literal('{"data":'), pc.fill_null(values, _literal("null"))]
-    for place, name, member in (
-        (columns.key, "key", ',"tag":'),
-        (columns.node, "node", ',"node":'),
-    ):
-        if place is not None and batch.column(place).null_count < batch.num_rows:
-            parts.append(_member(member, quoted(checked_text(name, batch.column(place)))))
-    if columns.headers is not None and batch.column(columns.headers).null_count < batch.num_rows:
-        parts.append(_member(',"meta":', _headers(batch.column(columns.headers))))
-    for place, member in (
-        (columns.delay_ms, ',"delay_ms":'),
-        (columns.deliver_at, ',"deliver_at":'),
-    ):
-        if place is not None:
-            parts.append(_member(member, _milliseconds(batch.column(place))))
+    members: Sequence[tuple[int | None, str, Callable[[pa.Array], pa.Array]]] = (
+        (columns.key, "tag", lambda column: quoted(checked_text("key", column))),
+        (columns.node, "node", lambda column: quoted(checked_text("node", column))),
+        (columns.headers, "meta", _headers),
+        (columns.delay_ms, "delay_ms", _milliseconds),
+        (columns.deliver_at, "deliver_at", _milliseconds),
+    )
+    for index, member, encoded in members:
+        if index is not None and (column := batch.column(index)).null_count < len(column):
+            start = _literal(f',"{member}":')
+            parts.append(pc.binary_join_element_wise(start, encoded(column), _literal("")))
     return pc.binary_join_element_wise(
         *parts, _literal("},"), _literal(""), null_handling="replace", null_replacement=""
     )
@@ -82,7 +79,7 @@ def checked_text(name: str, column: pa.Array) -> pa.Array:
         return binary.cast(TEXT)
     except pa.ArrowInvalid:
         _refuse_first(name, binary, bytes.decode, "is not UTF-8")
-        raise  # every value was decoded
+        raise  # `_refuse_first` has not found the invalid value
 
 
 def quoted(texts: pa.Array) -> pa.Array:
@@ -109,7 +106,7 @@ def check_json(
         deque(map(decode, texts.drop_null().to_pylist()), maxlen=0)
     except (msgspec.DecodeError, RecursionError):
         _refuse_first(name, texts, decode, f"is not {kind}", advice)
-        raise  # every text was decoded
+        raise  # `_refuse_first` has not found the invalid value
     suspects = pc.fill_null(pc.match_substring_regex(texts, HALF_PAIR), fill_value=False)
     if pc.any(suspects).as_py():
         _refuse_first(name, texts, _check_surrogates, f"is not {kind}")
@@ -126,7 +123,7 @@ def _headers(column: pa.Array) -> pa.Array:
         lines = msgspec.json.Encoder().encode_lines(map(_object_of, maps.to_pylist()))
     except ValueError:
         _refuse_first("headers", maps, _object_of, "is not UTF-8")
-        raise  # every map was decoded
+        raise  # `_refuse_first` has not found the invalid value
     texts = pa.array(lines.split(b"\n")[:-1], pa.large_binary()).cast(TEXT)
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, TEXT))
 
@@ -158,10 +155,6 @@ def _refuse_first(
         except (ValueError, RecursionError) as error:
             reason = f"{name} {wrong}: {_excerpt(value)} ({error}){advice}"
             raise BadRow(row, reason) from None
-
-
-def _member(start: str, values: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(_literal(start), values, _literal(""))
 
 
 def _literal(text: str) -> pa.Scalar:

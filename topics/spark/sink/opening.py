@@ -46,7 +46,7 @@ def open_topic(
                 f'topic "{topic}": there is no such topic on {server.address}; create it, or leave'
                 " the option createTopic out"
             )
-        if is_job and state is not None and state.config.get("type", "log") != "log":
+        if is_job and state is not None and state.type != "log":
             raise JobError(f'topic "{topic}" is a queue; jobs append to topics of type log only')
         wanted = options.durability if is_job else None
         if state is None:

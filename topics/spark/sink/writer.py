@@ -76,7 +76,7 @@ class BatchWriter(DataSourceArrowWriter):
         write_stderr(f"topics: the write failed; {remaining or 'nothing was appended'}{again}")
 
     def _appended(self) -> int | None:
-        """Return the number of seqs since the write was planned, or None if it is unknown."""
+        """Return the number of new seqs since the write was planned, or None if it is unknown."""
         try:
             with Clients(self.options.connection, RetryBudget.PLANNING, self.places) as clients:
                 moved = [clients.head(topic) - head for topic, head in self.heads.items()]

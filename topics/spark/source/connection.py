@@ -116,7 +116,7 @@ class Given(dict[str, str]):
 
 
 class RetryBudget(Enum):
-    """How long a request is retried if the server does not respond."""
+    """Limits the retries of requests to a server that does not respond."""
 
     QUICK = "at most one retry with short timeouts, if other servers can be read in the meantime"
     PLANNING = "few retries if no connection is established; the same as FULL if one is"
@@ -144,7 +144,7 @@ class TlsFiles(NamedTuple):
         return files
 
     def context(self) -> SSLContext:
-        """Read the files. Raises `BadOption`."""
+        """Read the files and return a context with them. Raises `BadOption`."""
         files = f"caFile: {self.ca}"
         try:
             context = create_default_context(cafile=self.ca)
@@ -204,20 +204,19 @@ class Connection:
         is_quick = budget is RetryBudget.QUICK
         return TopicsClient(
             server.url,
-            api_key=self.api_key,
+            key=self.api_key or "",
             retry=self.retry(budget),
-            connect_s=min(QUICK_CONNECT_S, self.connect_s) if is_quick else self.connect_s,
-            read_s=min(QUICK_READ_S, self.read_s) if is_quick else self.read_s,
+            connect_timeout=min(QUICK_CONNECT_S, self.connect_s) if is_quick else self.connect_s,
+            timeout=min(QUICK_READ_S, self.read_s) if is_quick else self.read_s,
             ssl_context=None if self.tls is None else self.tls.context(),
         )
 
     def server(self, name: str) -> Server:
         """Return the server with this name. Raises `BadOption` if there is none."""
-        found = self.servers.named(name)
-        if found is None:
-            names = ", ".join(member.name for member in self.servers.members)
-            raise BadOption(f'servers has no server "{name}"; there are: {names}')
-        return found
+        names = [member.name for member in self.servers.members]
+        if name not in names:
+            raise BadOption(f'servers has no server "{name}"; there are: {", ".join(names)}')
+        return self.servers.members[names.index(name)]
 
 
 class Clients:
@@ -295,11 +294,11 @@ class Clients:
                     raise
                 return False
 
-    def head(self, topic: str) -> int:
+    def head(self, topic: str, budget: RetryBudget | None = None) -> int:
         """Return the head seq of the topic, or 0 if it is absent. Raises `ServerError`."""
         server = self.server_of(topic)
         with errors_of(server):
-            state = self.of(server).state(topic)
+            state = self.of(server, budget).state(topic)
         return 0 if state is None else state.head_seq
 
     @property

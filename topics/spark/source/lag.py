@@ -30,8 +30,8 @@ def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
     """Return the lag of every topic that the query reads. It is empty before the first batch."""
     found = []
     for source in () if progress is None else progress["sources"]:
-        latest = _offsets(source["latestOffset"])
-        for server, topics in _offsets(source["endOffset"]).items():
+        latest = offsets_of(source["latestOffset"])
+        for server, topics in offsets_of(source["endOffset"]).items():
             for topic, at in topics.items():
                 end = latest.get(server, {}).get(topic)
                 records = max(0, end.seq - at.seq) if end and end.epoch == at.epoch else 0
@@ -39,7 +39,7 @@ def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
     return found
 
 
-def _offsets(value: object) -> Offsets:
+def offsets_of(value: object) -> Offsets:
     """Return the offsets of a topics source, or none for another source. They may be JSON text."""
     try:
         found = json.loads(value) if isinstance(value, str) else value

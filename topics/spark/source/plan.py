@@ -10,6 +10,7 @@ position that is in the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from topics.spark.client.ranges import DELETED, RECREATED, UNSYNCED, Loss, Range
@@ -29,7 +30,6 @@ REASONS = {
         " their offsets to other records"
     ),
 }
-LOSS_ADVICE = "set failOnDataLoss=false to continue without them"
 
 
 class DataLost(Exception):
@@ -167,9 +167,9 @@ def skip(step: Step, loss: Loss) -> Step:
 
 
 def rewind(step: Step, seq: int) -> Step:
-    """Return the step if the log has only the records up to ``seq`` in common with the log that was
-    read. This batch reads nothing, and the next one continues after ``seq``. Known unread records
-    of the earlier log are counted as lost.
+    """Return the step for a log that has only the records up to ``seq`` in common with the log that
+    was read. This batch reads nothing, and the next one continues after ``seq``. Known unread
+    records of the earlier log are counted as lost.
     """
     at = step.at
     lost = max(0, at.head - max(at.seq, seq))
@@ -200,13 +200,10 @@ def divide(lags: Sequence[int], limit: int | None) -> list[int]:
         return list(lags)
     ones = [min(1, lag) for lag in lags]
     above, rest = total - sum(ones), max(0, limit - sum(ones))
-    taken = [one + (lag - one) * rest // max(1, above) for one, lag in zip(ones, lags, strict=True)]
-    spare = limit - sum(taken)
-    for index, lag in enumerate(lags):
-        more = max(0, min(spare, lag - taken[index], 1))
-        taken[index] += more
-        spare -= more
-    return taken
+    # The lags above one are laid end to end, and their ends are scaled to the rest of the limit.
+    ends = accumulate(lag - one for lag, one in zip(lags, ones, strict=True))
+    cuts = pairwise([0, *(end * rest // max(1, above) for end in ends)])
+    return [one + last - after for one, (after, last) in zip(ones, cuts, strict=True)]
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[Range]:
@@ -234,11 +231,3 @@ def loss_text(server: str, topic: str, loss: Loss) -> str:
         f"{where}: offsets {loss.first} to {loss.last} are lost, about {loss.estimate} records:"
         f" {reason}"
     )
-
-
-def end_positions(heads: Heads) -> Offsets:
-    """Return the ends of all topics as offsets."""
-    return {
-        server: {topic: Position(head.head, head.epoch) for topic, head in topics.items()}
-        for server, topics in heads.items()
-    }

@@ -27,12 +27,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topics.spark.client.http import Record
 from topics.spark.client.ranges import Loss, Range, read_range
-from topics.spark.job_errors import warn
+from topics.spark.job_errors import LOSS_ADVICE, warn
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import RetryBudget, errors_of
 from topics.spark.source.offsets import Position
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import LOSS_ADVICE, DataLost, Step, loss_text, pack
+from topics.spark.source.plan import DataLost, Step, loss_text, pack
 from topics.spark.source.survey import Survey
 
 BATCH_RECORDS = 10_000
@@ -116,13 +116,13 @@ def _pages(
 ) -> Generator[tuple[Range, list[Record]]]:
     """Yield the records of the ranges, over one connection to each server."""
     connection = options.connection
-    fields = {"tags": columns.needs_tags, "meta": columns.needs_meta, "node": options.node}
+    fields = {"include_tags": columns.needs_tags, "include_meta": columns.needs_meta}
     for name, parts in groupby(ranges, attrgetter("server")):
         server = connection.server(name)
         with errors_of(server), connection.client(server) as client:
             for part in parts:
                 on_loss = partial(report, options, name, part.topic)
-                for records in read_range(client, part, on_loss, **fields):
+                for records in read_range(client, part, on_loss, node=options.node, **fields):
                     yield part, records
 
 

@@ -27,13 +27,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from topics.spark.client.ranges import DELETED, Loss
-from topics.spark.job_errors import warn
+from topics.spark.job_errors import LOSS_ADVICE, warn
 from topics.spark.source import plan
 from topics.spark.source.columns import Columns
 from topics.spark.source.connection import RetryBudget, ServerError
 from topics.spark.source.offsets import Offsets, Position, decode, encode
 from topics.spark.source.options import ReadOptions
-from topics.spark.source.plan import LOSS_ADVICE, REWOUND, DataLost, Heads, Step
+from topics.spark.source.plan import REWOUND, DataLost, Heads, Step
 from topics.spark.source.reading import partitions_of, read_partition, report
 from topics.spark.source.survey import Survey
 
@@ -107,7 +107,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the ends of all topics at the last poll, for the query's progress (`lag`)."""
-        return encode(plan.end_positions(self._heads)) or None
+        ends = {
+            server: {topic: Position(head.head, head.epoch) for topic, head in topics.items()}
+            for server, topics in self._heads.items()
+        }
+        return encode(ends) or None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Set the end of the query to the current heads."""

@@ -13,7 +13,8 @@ from itertools import islice
 from os.path import commonprefix
 from typing import NoReturn
 
-from topics.spark.client.http import LIST_SIZE, Listed, Page, RequestError, TopicsClient
+from topics.client.values import TopicInfo, TopicState
+from topics.spark.client.http import LIST_SIZE, Page, RequestError, TopicsClient
 from topics.spark.client.ranges import Loss
 from topics.spark.client.servers import Server
 from topics.spark.job_errors import warn
@@ -43,7 +44,7 @@ class Survey:
         self._clients = Clients(options.connection)
         self._locations: dict[str, Server] = {}  # of named topics
         self._searched: set[Server] = set()  # for all named topics
-        self._unlisted: set[Server] = set()  # their lists have too many other topics
+        self._unlisted: set[Server] = set()  # servers whose lists have too many other topics
 
     def close(self) -> None:
         """Close all connections."""
@@ -250,14 +251,15 @@ def _listed(
     list was read to its end.
     """
     listing = iter(client.listing(prefix))
-    found = {each.topic: _head(each) for each in islice(listing, most) if wants(each.topic)}
+    found = {each.name: _head(each) for each in islice(listing, most) if wants(each.name)}
     return found, next(listing, None) is None
 
 
 def _next(client: TopicsClient, topic: str, after: int, epoch: int) -> Page:
     """Return a page with the next record after a seq."""
-    return client.diff(topic, from_seq=after, limit=1, epoch=epoch, tags=False, meta=False)
+    fields = {"epoch": epoch, "include_tags": False, "include_meta": False}
+    return client.diff(topic, from_seq=after, limit=1, **fields)
 
 
-def _head(topic: Listed) -> Head:
+def _head(topic: TopicInfo | TopicState) -> Head:
     return Head(topic.earliest_seq, topic.head_seq, topic.epoch, topic.last_write_ts or 0)

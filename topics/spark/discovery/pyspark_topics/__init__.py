@@ -6,13 +6,25 @@ Spark imports each top-level module whose name starts with ``pyspark_`` and regi
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``DefaultSource``, which is imported on its first use."""
+    """Return ``DefaultSource``, which is imported on its first use.
+
+    If a module raises any error except AttributeError, Spark ignores the sources of all packages.
+    So a missing dependency is an AttributeError, with a warning on stderr.
+    """
     if name != "DefaultSource":
         raise AttributeError(name)
-    from topics.spark import discovered
+    from topics.spark import data_source
 
-    return discovered()
+    try:
+        return data_source()
+    except ModuleNotFoundError as missing:
+        sys.stderr.write(
+            f'warning: no format("topics"): {missing.name} is not installed: pip install'
+            " 'topics-engine[spark]'\n"
+        )
+        raise AttributeError(name) from missing
