@@ -272,10 +272,8 @@ def test_a_damaged_generation_is_refused_and_the_others_are_usable(
 
 
 def test_one_process_writes_at_a_time(copy: Standby) -> None:
-    copy.lock()
     other = Standby(copy.path)
-    with pytest.raises(StandbyInUse):
+    with copy.lock(), pytest.raises(StandbyInUse):
         other.lock()
-    copy.unlock()
-    other.lock()
-    other.unlock()
+    with other.lock():
+        pass

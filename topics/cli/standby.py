@@ -130,16 +130,13 @@ def run(
     with shell.client() as client, _usage(), _metrics(metrics_port, figures):
         # User info is a secret.
         copy.create(Origin(re.sub("//[^/@]*@", "//", client.target.url)))
-        copy.lock()
-        try:
+        with copy.lock():
             _rounds(
                 *(shell, client, copy, figures, every / 1000, keep),
                 is_once=once,
                 rate=rate,
                 accepts_older=accept_older,
             )
-        finally:
-            copy.unlock()
 
 
 def _rounds(
@@ -405,21 +402,18 @@ def promote(
             if not (directory / "standby.json").exists():
                 shell.print_note(f"{directory} was promoted before, or is a data directory")
                 return
-            copy.lock()
+            lock = copy.lock()
         else:
             origin = copy.origin()
             if not force and (state := _responds(shell, origin)):
                 what = f"{origin.url} responds ({state}): stop it, or promote with --force"
                 raise Failed(what, "source_responds")
             loss = _expected_loss(copy, number)
-            _stop_loop(copy)
-        try:
-            with restore_errors(str(directory), f"{directory} remains a standby"):
-                generation, findings = promote_standby(
-                    copy, number=number, as_new=as_new, with_damage=damaged, fence=fence
-                )
-        finally:
-            copy.unlock()
+            lock = _stop_loop(copy)
+        with lock, restore_errors(str(directory), f"{directory} remains a standby"):
+            generation, findings = promote_standby(
+                copy, number=number, as_new=as_new, with_damage=damaged, fence=fence
+            )
     for finding in findings:
         shell.print_note(finding)
     if generation is None:
@@ -451,8 +445,8 @@ def _generation(source: str) -> tuple[Path, int | None]:
     return Path(directory), int(number)
 
 
-def _stop_loop(copy: Standby) -> None:
-    """Lock the directory. Stop the process that has locked it."""
+def _stop_loop(copy: Standby) -> IO[str]:
+    """Stop the process that has locked the directory. Return the lock of this process."""
     deadline = time.monotonic() + STOP_S
     while True:
         try:

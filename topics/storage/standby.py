@@ -139,13 +139,11 @@ class _Sealed(msgspec.Struct):
 
 
 class Standby:
-    """A standby directory. To write to it, call `lock` first."""
+    """A standby directory. To write to it, hold `lock`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files, self.generations = path / "files", path / "generations"
-        # The open lock file. The kernel releases the lock when the process ends in any way.
-        self._lock: IO[str] | None = None
         # Hashes of log files up to a length, so that only the new bytes of a longer file are read.
         self._hashes: dict[str, tuple[int, Any]] = {}
         self._named: dict[int, frozenset[str]] = {}  # the files of each generation
@@ -182,8 +180,12 @@ class Standby:
         except (OSError, msgspec.MsgspecError) as error:
             raise BadStandby(f"{self.path} is not a standby: {error}") from error
 
-    def lock(self) -> None:
-        """Become the only process that writes, until `unlock`. Raise `StandbyInUse` or OSError."""
+    def lock(self) -> IO[str]:
+        """Lock the directory for this process, until the returned file is closed.
+
+        The kernel closes the file when the process ends in any way. Raise `StandbyInUse` or
+        OSError.
+        """
         # Open without truncating, because another process may hold the lock and its number must
         # be readable.
         file = os.fdopen(os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600), "r+")
@@ -197,13 +199,7 @@ class Standby:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        self._lock = file
-
-    def unlock(self) -> None:
-        """Permit other processes to write."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        return file
 
     def numbers(self) -> list[int]:
         """Return the numbers of all generations, the oldest first."""
