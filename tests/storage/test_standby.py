@@ -41,7 +41,7 @@ class Source:
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        stream = BackupWriter(0, copy.report(copy.known()))
+        stream = BackupWriter(0, copy.known()[1])
         rows = [
             ArchiveFile(name, str(self._folder / name), 0, len(data), len(data))
             for name, data in self.files.items()
@@ -70,7 +70,7 @@ def copy(tmp_path: Path) -> Standby:
 
 def receive(copy: Standby, data: bytes, *, accepts_older: bool = False) -> Generation:
     return copy.receive(
-        *(io.BytesIO(data), copy.known(), None), requested_ms=1, accepts_older=accepts_older
+        *(io.BytesIO(data), copy.known()[0], None), requested_ms=1, accepts_older=accepts_older
     )
 
 
@@ -164,7 +164,7 @@ def test_damaged_files_are_found_and_an_altered_log_is_sent_again(
     segment.unlink()
     segment.mkdir()  # cannot be read, like a bad block
     assert str(segment.relative_to(copy.files)) in copy.damaged(found)
-    assert SEGMENT not in {file.path for file in again.report(again.known())}
+    assert SEGMENT not in {file.path for file in again.known()[1]}
 
 
 @pytest.mark.parametrize("place", ["path", "file"])

@@ -188,8 +188,8 @@ def _round(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bo
     import httpx2
 
     counters = _counters(client)
-    known = copy.known()
-    body = msgspec.json.encode({"files": copy.report(known)})
+    known, files = copy.known()
+    body = msgspec.json.encode({"files": files})
     started, requested_ms, has_begun = time.monotonic(), round(time.time() * 1000), False
     headers = {"Content-Type": "application/json"}
     try:

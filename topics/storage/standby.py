@@ -22,7 +22,7 @@ import fcntl
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from operator import ge
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -68,7 +68,7 @@ class Part(msgspec.Struct, frozen=True):
 
     ``path``, ``size`` and ``sha256`` have the same meaning as in `backup_archive.Member`, but the
     hash of a segment excludes its delete flags. They are replaced by a restore, and by a promotion
-    in place.
+    in place. In `Standby.known`, the hash is empty if it is unknown.
     """
 
     path: str
@@ -119,18 +119,6 @@ class Generation(msgspec.Struct, frozen=True):
     def as_of_ms(self) -> int:
         """The time of its cut: the earlier one if the clocks of both machines differ."""
         return min(self.created_ms, self.requested_ms)
-
-
-class Held(NamedTuple):
-    """The first ``bytes`` of a file below ``DIR/files``. ``sha256`` is empty if it is unknown.
-
-    ``runs`` is that of the generation (`backup_archive.run_of`).
-    """
-
-    file: str
-    bytes: int
-    sha256: str
-    runs: Sequence[int] = ()
 
 
 class _Sealed(msgspec.Struct):
@@ -260,13 +248,17 @@ class Standby:
 
     # The next generation
 
-    def known(self) -> dict[str, Held]:
-        """Return the files to report to the server, by path."""
+    def known(self) -> tuple[dict[str, Part], list[KnownFile]]:
+        """Return the files that this directory has for the next generation, by path, and the list
+        of them that the server gets.
+
+        Files that are cut or cannot be read, and altered log files, are omitted, so that the server
+        sends them again.
+        """
         # The files of the newest generation are known completely, with their hashes.
         newest = self.newest()
-        parts = newest.parts if newest else ()
-        runs = newest.runs if newest else ()
-        found = {part.path: Held(part.file, part.bytes, part.sha256, runs) for part in parts}
+        runs = newest.runs if newest else []
+        parts = {part.path: part for part in newest.parts} if newest else {}
         # Complete files of an interrupted transfer. They are newer than the files of the
         # generation.
         suffix = f".{self._next_number()}"
@@ -275,28 +267,24 @@ class Standby:
             # A log file may have been extended incompletely.
             # Its length proves nothing, so it is sent again.
             if not name.startswith(LOG):
-                found[name.removesuffix(suffix)] = Held(name, file.stat().st_size, "")
-        return found
-
-    def report(self, known: Mapping[str, Held]) -> list[KnownFile]:
-        """Return the list that the server gets. It omits files that are cut or cannot be read, and
-        altered log files, so that the server sends them again.
-        """
-        found = []
-        for path, held in known.items():
-            source = ArchiveFile(path, str(self.files / held.file), 0, held.bytes, held.bytes)
+                path, size = name.removesuffix(suffix), file.stat().st_size
+                parts[path] = Part(path, name, size, size, "")
+        known, files = {}, []
+        for path, part in parts.items():
+            source = ArchiveFile(path, str(self.files / part.file), 0, part.bytes, part.bytes)
             # The server compares identity and length. It then sends only what differs or is new.
             with contextlib.suppress(OSError, Damaged):
-                own = identity(source, held.bytes, held.runs)
+                own = identity(source, part.bytes, runs)
                 # A longer log file gets a new hash, which must not include damage.
-                if not path.startswith(LOG) or self._hash(held.file, held.bytes) == held.sha256:
-                    found.append(KnownFile(path, held.bytes, own))
-        return found
+                if not path.startswith(LOG) or self._hash(part.file, part.bytes) == part.sha256:
+                    known[path] = part
+                    files.append(KnownFile(path, part.bytes, own))
+        return known, files
 
     def receive(
         self,
         data: IO[bytes],
-        known: Mapping[str, Held],
+        known: Mapping[str, Part],
         counters: Counters | None,
         *,
         requested_ms: int,
@@ -305,10 +293,10 @@ class Standby:
     ) -> Generation:
         """Store the files of an incremental backup, and then its generation.
 
-        ``data`` is the tar. ``known`` is the result of `known` that was reported. ``requested_ms``
-        is the time of the request. ``stats`` returns the received bytes and the duration in
-        seconds. Raise `BadStandby`, `SourceOlder` unless ``accepts_older``, OSError, or the errors
-        of ``data``.
+        ``data`` is the tar. ``known`` contains the files that were reported (`known`).
+        ``requested_ms`` is the time of the request. ``stats`` returns the received bytes and the
+        duration in seconds. Raise `BadStandby`, `SourceOlder` unless ``accepts_older``, OSError, or
+        the errors of ``data``.
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
@@ -409,20 +397,21 @@ class Standby:
     def _part(
         self,
         member: Member,
-        known: Mapping[str, Held],
+        known: Mapping[str, Part],
         received: Mapping[str, tuple[str, str]],
     ) -> Part:
         """Return the part of a member, after checking that all of its bytes are present."""
         path, size = member.path, member.bytes
-        held = known.get(path, Held("", 0, ""))
-        file, sent = received.get(path, (held.file, ""))
-        # Compare the bytes that were sent before they are combined with earlier ones.
-        if sent and sent != member.sha256:
-            raise BadStandby(f"{path} was altered on the way")
-        if not sent and (path not in known or held.bytes < size):
+        if path in received:
+            file, sent = received[path]
+            # Compare the bytes that were sent before they are combined with earlier ones.
+            if sent != member.sha256:
+                raise BadStandby(f"{path} was altered on the way")
+            digest = ""
+        elif path in known and known[path].bytes == size:
+            file, digest = known[path].file, known[path].sha256
+        else:
             raise BadStandby(f"{path} is missing in the backup")
-        # A file that is complete and was not sent keeps its hash.
-        digest = held.sha256 if not sent and held.bytes == size else ""
         return Part(path, file, size, member.size, digest or self._hash(file, size))
 
     def _hash(self, file: str, size: int) -> str:
