@@ -76,7 +76,7 @@ def receive(copy: Standby, data: bytes, *, accepts_older: bool = False) -> Gener
 
 def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str, bytes]:
     copy.unpack(generation, folder, link=False)
-    return {part.path: (folder / part.path).read_bytes() for part in generation.parts}
+    return {part.path: (folder / part.path).read_bytes() for part in generation.members}
 
 
 def test_an_interrupted_creation_is_repeated(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_a_manifest_cannot_name_files_outside_of_the_directory(
     source: Source, copy: Standby, tmp_path: Path, place: str
 ) -> None:
     found = receive(copy, source.backup(copy))
-    parts = [msgspec.structs.replace(found.parts[0], **{place: "../../meta.1"})]
-    found = msgspec.structs.replace(found, parts=parts)
+    parts = [msgspec.structs.replace(found.members[0], **{place: "../../meta.1"})]
+    found = msgspec.structs.replace(found, members=parts)
     with pytest.raises(BadStandby, match="invalid file"):
         copy.unpack(found, tmp_path / "a" / "b", link=False)
 
@@ -196,7 +196,7 @@ def test_an_interrupted_transfer_is_continued(
     assert contents(again, receive(again, rest), tmp_path / "new") == source.files
     again.prune(1)
     assert {path.name for path in again.files.rglob("*") if path.is_file()} == {
-        part.file.rpartition("/")[2] for part in again.generation(2).parts
+        part.file.rpartition("/")[2] for part in again.generation(2).members
     }
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_generation_is_refused_and_the_others_are_usable(
         receive(copy, source.backup(copy))
     manifest = copy.generations / "000000000002.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"created_ms":7', b'"created_ms":8'))
-    with pytest.raises(BadStandby, match="was altered"):
+    with pytest.raises(BadStandby, match="the manifest was changed"):
         copy.generation(2)
     newest = copy.newest()
     assert newest is not None

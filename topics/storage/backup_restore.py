@@ -230,7 +230,7 @@ def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
                     raise NotABackup(f"it contains {info.name!r} after its manifest")
                 content = _content(tar, info)
                 if info.name == backup_archive.MANIFEST:
-                    manifest = backup_archive.unsealed(content.read(MANIFEST_MAX_BYTES))
+                    manifest = backup_archive.unsealed(content.read(MANIFEST_MAX_BYTES), Manifest)
                 else:
                     # `_content` has checked the name, so the path is inside of the folder.
                     digest = _write(content, folder / info.name, info.size)

@@ -2,7 +2,7 @@
 
     DIR/LOCK                          locked by the process that writes; contains its pid
     DIR/standby.json                  `Origin`: the server that is copied
-    DIR/generations/000000000017.json manifest of generation 17: `Generation`, with its SHA-256
+    DIR/generations/000000000017.json `Generation` 17, as ``manifest.json`` of a backup
     DIR/files/NAME.GENERATION         a file of a backup, as received for this generation first
 
 A new generation needs only the bytes that no file contains (``formats/disk/backup_archive.py``).
@@ -22,7 +22,7 @@ import fcntl
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import ge
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -63,19 +63,15 @@ class Origin(msgspec.Struct, frozen=True):
     url: str
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(Member, frozen=True, kw_only=True):
     """A file of a generation: the first ``bytes`` of ``file``, which is below ``DIR/files``.
 
-    ``path``, ``size`` and ``sha256`` have the same meaning as in `backup_archive.Member`, but the
-    hash of a segment excludes its delete flags. They are replaced by a restore, and by a promotion
-    in place. In `Standby.known`, the hash is empty if it is unknown.
+    The other fields are those of a complete backup, but the hash of a segment excludes its delete
+    flags. They are replaced by a restore, and by a promotion in place. In `Standby.known`, the hash
+    is empty if it is unknown.
     """
 
-    path: str
     file: str
-    bytes: int
-    size: int
-    sha256: str
 
 
 class Counters(NamedTuple):
@@ -85,45 +81,24 @@ class Counters(NamedTuple):
     bytes: int
 
 
-class Generation(msgspec.Struct, frozen=True):
-    """A complete backup.
+class Generation(Manifest, frozen=True, kw_only=True):
+    """The manifest of a complete backup, and the names of its files.
 
-    ``created_ms`` is the time of its cut at the server. ``requested_ms``, by the clock of this
-    machine, ``received_bytes`` and ``seconds`` describe its transfer. ``counters`` are the counters
-    of the server shortly before the cut, if known.
+    ``requested_ms``, by the clock of this machine, ``received_bytes`` and ``seconds`` describe its
+    transfer. ``counters`` are the counters of the server shortly before the cut, if known.
     """
 
     number: int
-    created_ms: int
-    version: str
-    shards: int
-    cuts: list[int]
-    runs: list[int]
+    members: Sequence[Part]
     requested_ms: int
     received_bytes: int
     seconds: float
     counters: Counters | None
-    parts: list[Part]
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the complete backup."""
-        members = [Member(each.path, each.bytes, each.size, each.sha256) for each in self.parts]
-        return Manifest(
-            *(backup_archive.FORMAT, self.version, self.shards, self.created_ms, self.cuts),
-            members,
-            self.runs,
-        )
 
     @property
     def as_of_ms(self) -> int:
         """The time of its cut: the earlier one if the clocks of both machines differ."""
         return min(self.created_ms, self.requested_ms)
-
-
-class _Sealed(msgspec.Struct):
-    generation: msgspec.Raw
-    sha256: str
 
 
 class Standby:
@@ -198,15 +173,11 @@ class Standby:
         """Read a generation. Raise `BadStandby`."""
         path = self._manifest(number)
         try:
-            sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
-            # The hash covers the manifest itself. The hashes of the files are in its parts.
-            if hashlib.sha256(sealed.generation).hexdigest() != sealed.sha256:
-                raise BadStandby(f"{path} was altered")
-            return msgspec.json.decode(sealed.generation, type=Generation)
+            return backup_archive.unsealed(path.read_bytes(), Generation)
         except FileNotFoundError:
             held = ", ".join(map(str, self.numbers())) or "none"
             raise BadStandby(f"{self.path} has no generation {number}; it has: {held}") from None
-        except msgspec.MsgspecError as error:
+        except BadManifest as error:
             raise BadStandby(f"{path}: {error}") from error
 
     def newest(self) -> Generation | None:
@@ -230,7 +201,7 @@ class Standby:
     def damaged(self, generation: Generation) -> list[str]:
         """Read all files of a generation. Return the ones that are altered or cannot be read."""
         found = []
-        for part in generation.parts:
+        for part in generation.members:
             self._hashes.pop(part.file, None)
             try:
                 is_damaged = self._hash(part.file, part.bytes) != part.sha256
@@ -258,7 +229,7 @@ class Standby:
         # The files of the newest generation are known completely, with their hashes.
         newest = self.newest()
         runs = newest.runs if newest else []
-        parts = {part.path: part for part in newest.parts} if newest else {}
+        parts = {part.path: part for part in newest.members} if newest else {}
         # Complete files of an interrupted transfer. They are newer than the files of the
         # generation.
         suffix = f".{self._next_number()}"
@@ -268,7 +239,7 @@ class Standby:
             # Its length proves nothing, so it is sent again.
             if not name.startswith(LOG):
                 path, size = name.removesuffix(suffix), file.stat().st_size
-                parts[path] = Part(path, name, size, size, "")
+                parts[path] = Part(path, size, size, "", file=name)
         known, files = {}, []
         for path, part in parts.items():
             source = ArchiveFile(path, str(self.files / part.file), 0, part.bytes, part.bytes)
@@ -309,7 +280,7 @@ class Standby:
                 if manifest is not None:
                     raise BadStandby(f"the backup has a member {name!r} after its manifest")
                 if name == backup_archive.MANIFEST:
-                    manifest = backup_archive.unsealed(content.read())
+                    manifest = backup_archive.unsealed(content.read(), Manifest)
                     continue
                 # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
                 path, _, kept = name.partition("@")
@@ -333,21 +304,14 @@ class Standby:
             sync_directory(Path(folder))
         size, seconds = stats()
         generation = Generation(
+            **msgspec.structs.asdict(manifest) | {"members": parts},
             number=number,
-            created_ms=manifest.created_ms,
-            version=manifest.version,
-            shards=manifest.shards,
-            cuts=manifest.cuts,
-            runs=manifest.runs,
             requested_ms=requested_ms,
             received_bytes=size,
             seconds=seconds,
             counters=counters,
-            parts=parts,
         )
-        encoded = msgspec.json.encode(generation)
-        sealed = _Sealed(msgspec.Raw(encoded), hashlib.sha256(encoded).hexdigest())
-        replace_file(self._manifest(number), msgspec.json.encode(sealed))
+        replace_file(self._manifest(number), backup_archive.sealed(generation))
         return generation
 
     def _check_age(self, manifest: Manifest) -> None:
@@ -412,7 +376,7 @@ class Standby:
             file, digest = known[path].file, known[path].sha256
         else:
             raise BadStandby(f"{path} is missing in the backup")
-        return Part(path, file, size, member.size, digest or self._hash(file, size))
+        return Part(path, size, member.size, digest or self._hash(file, size), file=file)
 
     def _hash(self, file: str, size: int) -> str:
         """Return the SHA-256 of the first bytes of a file, as in `Part`."""
@@ -455,7 +419,7 @@ class Standby:
         if number in self._named:
             return self._named[number]
         try:
-            return frozenset(part.file for part in self.generation(number).parts)
+            return frozenset(part.file for part in self.generation(number).members)
         except BadStandby:
             return frozenset()  # the generation cannot be restored anyway
 
@@ -467,7 +431,7 @@ class Standby:
         Only segments and blobs get hard links. If the file system does not support hard links, all
         files are copied. The hashes of copies are checked. Raise `BadStandby` or OSError.
         """
-        for part in generation.parts:
+        for part in generation.members:
             if not backup_archive.NAME.fullmatch(part.path) or not _is_of(part.path, part.file):
                 raise BadStandby(f"generation {generation.number} has an invalid file {part.file}")
             source, target = self.files / part.file, folder / part.path
@@ -479,7 +443,7 @@ class Standby:
                 self._copy(part, source, target)
             if target.stat().st_size != part.bytes:
                 raise BadStandby(f"{source} is cut or was altered")
-        return generation.manifest
+        return generation
 
     def _copy(self, part: Part, source: Path, target: Path) -> None:
         digest, size = hashlib.sha256(), 0
