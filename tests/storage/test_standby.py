@@ -11,6 +11,7 @@ import pytest
 
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import ArchiveFile, Manifest
+from topics.storage.backup_restore import NotABackup
 from topics.storage.backup_writer import BackupWriter
 from topics.storage.standby import (
     BadStandby,
@@ -186,7 +187,7 @@ def test_an_interrupted_transfer_is_continued(
     before = dict(source.files)
     source.files |= {BLOB: b"b" * 5_000, LOG: source.files[LOG] + b"z" * 9_000}
     data = source.backup(copy)
-    with pytest.raises(BadStandby):
+    with pytest.raises(NotABackup):
         receive(copy, data[:cut])
     assert copy.numbers() == [1]
     assert contents(copy, copy.generation(1), tmp_path / "old") == before
@@ -204,7 +205,7 @@ def test_complete_files_of_an_interrupted_transfer_are_not_sent_again(
     source: Source, copy: Standby
 ) -> None:
     data = source.backup(copy)
-    with pytest.raises(BadStandby):
+    with pytest.raises(NotABackup):
         receive(copy, data[:12_000])  # with the segment
     assert len(source.backup(Standby(copy.path))) < len(data) - 10_000
 
@@ -212,7 +213,7 @@ def test_complete_files_of_an_interrupted_transfer_are_not_sent_again(
 def test_altered_bytes_make_no_generation(source: Source, copy: Standby) -> None:
     data = bytearray(source.backup(copy))
     data[data.index(b"s" * 100) + 50] ^= 1
-    with pytest.raises(BadStandby, match="altered"):
+    with pytest.raises(NotABackup, match="altered"):
         receive(copy, bytes(data))
     assert copy.newest() is None
 
@@ -240,7 +241,7 @@ def test_a_member_with_another_name_is_refused(
 ) -> None:
     receive(copy, source.backup(copy))
     data = backup_archive.header(name, 0, 0) + backup_archive.END
-    with pytest.raises(BadStandby, match="unexpected member"):
+    with pytest.raises(NotABackup, match="not a file of a backup"):
         receive(copy, data)
     assert not (tmp_path / "x").exists()
 

@@ -25,6 +25,7 @@ from topics.client import Invalid, Refused, Topics, TopicsError, calls
 from topics.client.errors import error_of
 from topics.client.http import lost
 from topics.errors import ExitCode
+from topics.storage.backup_restore import NotABackup
 from topics.storage.disk import Damaged
 from topics.storage.fence import Fenced
 from topics.storage.promote import promote as promote_standby
@@ -208,7 +209,7 @@ def _round(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bo
             )
             while blocks.read(BLOCK_BYTES):
                 pass
-    except BadStandby as error:
+    except NotABackup as error:
         raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
     except SourceOlder as error:
         raise Failed(str(error), "source_older") from None

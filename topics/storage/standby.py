@@ -33,7 +33,7 @@ from topics.formats.api.backup_body import KnownFile
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import LOG, ArchiveFile, BadManifest, Manifest, Member
 from topics.formats.disk.segment import BadSegment, decode_ends
-from topics.storage.backup_restore import BAD_TAR
+from topics.storage.backup_restore import NotABackup, read_archive, unexpected
 from topics.storage.backup_writer import identity
 from topics.storage.disk import Damaged, replace_file, sync_directory
 
@@ -50,7 +50,7 @@ class StandbyInUse(Exception):
 
 
 class BadStandby(Exception):
-    """The directory is not a standby, or a part of it is damaged or incomplete."""
+    """The directory is not a standby, or a part of it is damaged or missing."""
 
 
 class SourceOlder(Exception):
@@ -266,36 +266,26 @@ class Standby:
 
         ``data`` is the tar. ``known`` contains the files that were reported (`known`).
         ``requested_ms`` is the time of the request. ``stats`` returns the received bytes and the
-        duration in seconds. Raise `BadStandby`, `SourceOlder` unless ``accepts_older``, OSError, or
+        duration in seconds. Raise `NotABackup`, `SourceOlder` unless ``accepts_older``, OSError, or
         the errors of ``data``.
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
         number = self._next_number()
         received: dict[str, tuple[str, str]] = {}  # by path: the file, the hash of the sent bytes
-        manifest = None
-        try:
-            # The members arrive in any order, but the manifest is the last one.
-            for name, content in _members(data):
-                if manifest is not None:
-                    raise BadStandby(f"the backup has a member {name!r} after its manifest")
-                if name == backup_archive.MANIFEST:
-                    manifest = backup_archive.unsealed(content.read(), Manifest)
-                    continue
-                # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
-                path, _, kept = name.partition("@")
-                is_valid = not kept or (
-                    path.startswith(LOG) and path in known and kept == str(known[path].bytes)
-                )
-                if not backup_archive.NAME.fullmatch(path) or not is_valid:
-                    raise BadStandby(f"the backup has an unexpected member {name!r}")
-                file = known[path].file if kept else f"{path}.{number}"
-                received[path] = file, self._store(content, file, int(kept or 0))
-        except (tarfile.TarError, BadManifest) as error:
-            raise BadStandby(str(error)) from error
-        # Without the manifest, the transfer was cut.
-        if manifest is None:
-            raise BadStandby("the backup has no manifest at its end")
+
+        def store(info: tarfile.TarInfo, content: IO[bytes]) -> None:
+            # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
+            path, _, kept = info.name.partition("@")
+            is_valid = not kept or (
+                path.startswith(LOG) and path in known and kept == str(known[path].bytes)
+            )
+            if not backup_archive.NAME.fullmatch(path) or not is_valid:
+                raise unexpected(info)
+            file = known[path].file if kept else f"{path}.{number}"
+            received[path] = file, self._store(content, file, int(kept or 0))
+
+        manifest = read_archive(data, store)
         if not accepts_older:
             self._check_age(manifest)
         parts = [self._part(member, known, received) for member in manifest.members]
@@ -370,12 +360,12 @@ class Standby:
             file, sent = received[path]
             # Compare the bytes that were sent before they are combined with earlier ones.
             if sent != member.sha256:
-                raise BadStandby(f"{path} was altered on the way")
+                raise NotABackup(f"{path} was altered on the way")
             digest = ""
         elif path in known and known[path].bytes == size:
             file, digest = known[path].file, known[path].sha256
         else:
-            raise BadStandby(f"{path} is missing in the backup")
+            raise NotABackup(f"{path} is missing in it")
         return Part(path, size, member.size, digest or self._hash(file, size), file=file)
 
     def _hash(self, file: str, size: int) -> str:
@@ -458,22 +448,6 @@ class Standby:
             raise BadStandby(f"{error.filename} is missing") from error
         if (size, digest.hexdigest()) != (part.bytes, part.sha256):
             raise BadStandby(f"{source} is cut or was altered")
-
-
-def _members(data: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and content of each member of a tar. Raise `BadStandby` or TarError."""
-    with tarfile.open(fileobj=data, mode="r|") as tar:
-        while True:
-            try:
-                info = tar.next()
-            except BAD_TAR as error:
-                raise BadStandby(f"the backup is not a tar archive: {error}") from error
-            if info is None:
-                return
-            content = tar.extractfile(info)
-            if content is None:
-                raise BadStandby(f"the backup has an unexpected member {info.name!r}")
-            yield info.name, content
 
 
 def _linked(source: Path, target: Path) -> bool:
