@@ -18,15 +18,12 @@ import click
 import msgspec
 
 from topics.cli import units
-from topics.cli.backup import BLOCK_BYTES, RESPONSE_MAX_S, CopiedArchive
+from topics.cli.backup import requested
 from topics.cli.server import restore_errors
 from topics.cli.shell import Failed, InvalidInput, Shell, group, pass_shell
 from topics.client import Invalid, Refused, Topics, TopicsError, calls
-from topics.client.errors import error_of
-from topics.client.http import lost
 from topics.errors import ExitCode
 from topics.storage.backup_restore import NotABackup
-from topics.storage.disk import Damaged
 from topics.storage.fence import Fenced
 from topics.storage.promote import promote as promote_standby
 from topics.storage.standby import (
@@ -162,7 +159,7 @@ def _rounds(
         try:
             found = _round(client, copy, rate, accepts_older=accepts_older)
             copy.prune(keep)
-        except (TopicsError, Failed, BadStandby, Damaged, OSError) as error:
+        except (TopicsError, Failed, OSError) as error:
             if is_once or (isinstance(error, Invalid | Refused) and figures.newest is None):
                 raise
             figures.failed += 1
@@ -185,39 +182,23 @@ def _rounds(
 
 
 def _round(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bool) -> Generation:
-    """Receive the next generation. Raise `TopicsError`, `Failed`, `BadStandby`, or OSError."""
-    import httpx2
-
+    """Receive the next generation. Raise `TopicsError`, `Failed` or OSError."""
     counters = _counters(client)
     known, files = copy.known()
     body = msgspec.json.encode({"files": files})
-    started, requested_ms, has_begun = time.monotonic(), round(time.time() * 1000), False
     headers = {"Content-Type": "application/json"}
+    requested_ms = round(time.time() * 1000)
     try:
-        with client.http.stream(
-            "POST", "/v0/backup", content=body, headers=headers, timeout=RESPONSE_MAX_S
-        ) as answer:
-            if answer.status_code != 200:
-                raise error_of(answer.status_code, answer.headers, answer.read())
-            has_begun = True
-            blocks = CopiedArchive(answer.iter_raw(BLOCK_BYTES), None, rate)
-            found = copy.receive(
-                *(cast("IO[bytes]", blocks), known, counters),
+        with requested(client, "POST", None, rate, content=body, headers=headers) as archive:
+            return copy.receive(
+                *(cast("IO[bytes]", archive), known, counters),
                 requested_ms=requested_ms,
                 accepts_older=accepts_older,
-                stats=lambda: (blocks.size, time.monotonic() - started),
             )
-            while blocks.read(BLOCK_BYTES):
-                pass
     except NotABackup as error:
-        raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
+        raise Failed(f"the backup is incomplete: {error}", "broken_off") from None
     except SourceOlder as error:
         raise Failed(str(error), "source_older") from None
-    except httpx2.RequestError as error:
-        if has_begun:
-            raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
-        raise lost(error, client.target) from error
-    return found
 
 
 def _counters(client: Topics) -> Counters | None:

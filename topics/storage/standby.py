@@ -22,7 +22,8 @@ import fcntl
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from operator import ge
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -260,14 +261,14 @@ class Standby:
         *,
         requested_ms: int,
         accepts_older: bool = False,
-        stats: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
     ) -> Generation:
         """Store the files of an incremental backup, and then its generation.
 
         ``data`` is the tar. ``known`` contains the files that were reported (`known`).
-        ``requested_ms`` is the time of the request. ``stats`` returns the received bytes and the
-        duration in seconds. Raise `NotABackup`, `SourceOlder` unless ``accepts_older``, OSError, or
-        the errors of ``data``.
+        ``requested_ms`` is the time of the request.
+
+        Raise `NotABackup`, `SourceOlder` unless ``accepts_older``, OSError, or the errors of
+        ``data``.
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
@@ -292,13 +293,12 @@ class Standby:
         # Names must be durable before the manifest that relies on them.
         for folder, _, _ in os.walk(self.files):
             sync_directory(Path(folder))
-        size, seconds = stats()
         generation = Generation(
             **msgspec.structs.asdict(manifest) | {"members": parts},
             number=number,
             requested_ms=requested_ms,
-            received_bytes=size,
-            seconds=seconds,
+            received_bytes=data.tell(),
+            seconds=max(0.0, time.time() - requested_ms / 1000),
             counters=counters,
         )
         replace_file(self._manifest(number), backup_archive.sealed(generation))
