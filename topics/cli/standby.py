@@ -8,11 +8,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, cast
 
 import click
 import msgspec
@@ -29,8 +30,8 @@ from topics.storage.promote import promote as promote_standby
 from topics.storage.standby import (
     KEEP_DEFAULT,
     BadStandby,
-    Counters,
     Generation,
+    LogVolume,
     Origin,
     SourceOlder,
     Standby,
@@ -128,26 +129,20 @@ def run(
     with shell.client() as client, _usage(), _metrics(metrics_port, figures):
         # User info is a secret.
         copy.create(Origin(re.sub("//[^/@]*@", "//", client.target.url)))
+        receive = partial(_receive, client, copy, rate, accepts_older=accept_older)
         with copy.lock():
-            _rounds(
-                *(shell, client, copy, figures, every / 1000, keep),
-                is_once=once,
-                rate=rate,
-                accepts_older=accept_older,
-            )
+            _rounds(shell, copy, receive, figures, every / 1000, keep, is_once=once)
 
 
 def _rounds(
     shell: Shell,
-    client: Topics,
     copy: Standby,
+    receive: Callable[[], Generation],
     figures: Figures,
     every_s: float,
     keep: int,
     *,
     is_once: bool,
-    rate: int | None,
-    accepts_older: bool,
 ) -> None:
     """Do rounds until the process is stopped. Raise the failure of a single round, or of the first
     one if the arguments or the key may be wrong.
@@ -157,7 +152,7 @@ def _rounds(
     while True:
         started = time.monotonic()
         try:
-            found = _round(client, copy, rate, accepts_older=accepts_older)
+            found = receive()
             copy.prune(keep)
         except (TopicsError, Failed, OSError) as error:
             if is_once or (isinstance(error, Invalid | Refused) and figures.newest is None):
@@ -181,7 +176,7 @@ def _rounds(
         time.sleep(max(0.0, started + pause_s - time.monotonic()))
 
 
-def _round(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bool) -> Generation:
+def _receive(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bool) -> Generation:
     """Receive the next generation. Raise `TopicsError`, `Failed` or OSError."""
     counters = _counters(client)
     known, files = copy.known()
@@ -201,13 +196,13 @@ def _round(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bo
         raise Failed(str(error), "source_older") from None
 
 
-def _counters(client: Topics) -> Counters | None:
-    """Return the counters of the server's writes, or None if they are unavailable."""
+def _counters(client: Topics) -> LogVolume | None:
+    """Return what the server has written since its start, or None if that is unavailable."""
     try:
         metrics = client.once(calls.metrics())
     except TopicsError:
         return None
-    return Counters(metrics["topics_wal_frames_total"], metrics["topics_wal_bytes_written_total"])
+    return LogVolume(metrics["topics_wal_frames_total"], metrics["topics_wal_bytes_written_total"])
 
 
 @contextmanager
@@ -263,13 +258,6 @@ def _usage() -> Iterator[None]:
 # The state
 
 
-class Behind(NamedTuple):
-    """The writes and bytes of the log that the newest generation lacks."""
-
-    writes: int
-    bytes: int
-
-
 def _summary(found: Generation) -> dict[str, Any]:
     return {
         "generation": found.number,
@@ -301,7 +289,9 @@ def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> 
         counters = _counters(client) if state else None
     behind = None
     if newest is not None and newest.counters is not None and counters is not None:
-        behind = Behind(*(now - then for now, then in zip(counters, newest.counters, strict=True)))
+        behind = LogVolume(
+            *(now - then for now, then in zip(counters, newest.counters, strict=True))
+        )
         if min(behind) < 0:  # the counters of another run of the server
             behind = None
     if shell.is_json:
@@ -325,7 +315,7 @@ def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> 
             click.echo(f"newest       {newest.number}, {units.duration(_age_ms(newest))} old")
             oldest = units.duration(_age_ms(intact[0]))
             click.echo(f"oldest       {intact[0].number}, {oldest} old")
-            click.echo(f"lacks        {'unknown' if behind is None else _lacks(*behind)}")
+            click.echo(f"lacks        {'unknown' if behind is None else _lacks(behind)}")
         if len(numbers) > len(intact):
             click.echo(f"damaged      {len(numbers) - len(intact)}")
         for file in damaged:
@@ -343,8 +333,8 @@ def _age_ms(generation: Generation) -> int:
     return max(0, round(time.time() * 1000) - generation.as_of_ms)
 
 
-def _lacks(writes: float, size: float) -> str:
-    return f"{writes:,.0f} writes, {units.size(round(size))} of the log"
+def _lacks(volume: LogVolume) -> str:
+    return f"{volume.writes:,.0f} writes, {units.size(round(volume.bytes))} of the log"
 
 
 # The promotion
@@ -404,7 +394,7 @@ def promote(
     age = units.duration(_age_ms(generation))
     text = f"{directory}: generation {generation.number}, as of {age} ago; later writes are lost"
     if loss is not None:
-        text += f", at the last rate {_lacks(*loss)}"
+        text += f", at the last rate {_lacks(loss)}"
     shell.done(_summary(generation) | {"expected_loss": loss and loss._asdict()}, text)
 
 
@@ -452,7 +442,7 @@ def _has_open(pid: int, file: Path) -> bool:
     return False
 
 
-def _expected_loss(copy: Standby, number: int | None) -> Behind | None:
+def _expected_loss(copy: Standby, number: int | None) -> LogVolume | None:
     """Return what the source has written since a generation, or since the newest one, if its rate
     was constant.
     """
@@ -467,4 +457,4 @@ def _expected_loss(copy: Standby, number: int | None) -> Behind | None:
         return None
     share = _age_ms(last) / span_ms
     lost = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
-    return Behind(*map(round, lost)) if min(lost) >= 0 else None
+    return LogVolume(*map(round, lost)) if min(lost) >= 0 else None

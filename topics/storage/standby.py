@@ -75,8 +75,8 @@ class Part(Member, frozen=True, kw_only=True):
     file: str
 
 
-class Counters(NamedTuple):
-    """How much a server has written to its log since it started."""
+class LogVolume(NamedTuple):
+    """A number of writes to the logs of a server, and their bytes."""
 
     writes: int
     bytes: int
@@ -86,7 +86,8 @@ class Generation(Manifest, frozen=True, kw_only=True):
     """The manifest of a complete backup, and the names of its files.
 
     ``requested_ms``, by the clock of this machine, ``received_bytes`` and ``seconds`` describe its
-    transfer. ``counters`` are the counters of the server shortly before the cut, if known.
+    transfer. ``counters`` is what the server had written since its start shortly before the cut, if
+    known.
     """
 
     number: int
@@ -94,7 +95,7 @@ class Generation(Manifest, frozen=True, kw_only=True):
     requested_ms: int
     received_bytes: int
     seconds: float
-    counters: Counters | None
+    counters: LogVolume | None
 
     @property
     def as_of_ms(self) -> int:
@@ -257,7 +258,7 @@ class Standby:
         self,
         data: IO[bytes],
         known: Mapping[str, Part],
-        counters: Counters | None,
+        counters: LogVolume | None,
         *,
         requested_ms: int,
         accepts_older: bool = False,
