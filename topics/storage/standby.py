@@ -86,8 +86,8 @@ class Generation(Manifest, frozen=True, kw_only=True):
     """The manifest of a complete backup, and the names of its files.
 
     ``requested_ms``, by the clock of this machine, ``received_bytes`` and ``seconds`` describe its
-    transfer. ``counters`` is what the server had written since its start shortly before the cut, if
-    known.
+    transfer. ``counters`` contains the writes of the server from its start until shortly before the
+    cut, if known.
     """
 
     number: int
