@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -73,6 +75,13 @@ def receive(copy: Standby, data: bytes, *, accepts_older: bool = False) -> Gener
     return copy.receive(
         *(io.BytesIO(data), copy.known()[0], None), requested_ms=1, accepts_older=accepts_older
     )
+
+
+def failing(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str, bytes]:
@@ -244,6 +253,43 @@ def test_a_member_with_another_name_is_refused(
     with pytest.raises(NotABackup, match="not a file of a backup"):
         receive(copy, data)
     assert not (tmp_path / "x").exists()
+
+
+def linked(data: bytes) -> bytes:
+    """Return the tar with a symbolic link as its first member."""
+    info = tarfile.TarInfo(META)
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/hosts"
+    return info.tobuf(tarfile.GNU_FORMAT) + data
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (linked, "not a file of a backup"),
+        (lambda data: data + b"more", "followed by other data"),
+        (lambda data: data[:-1024] + backup_archive.header(META, 0, 0) + data[-1024:], "after its"),
+        (lambda _: b"not a tar" * 1000, "not a tar archive"),
+        (lambda _: b"", "truncated"),
+    ],
+    ids=["a link", "more data", "a member after the manifest", "not a tar", "nothing"],
+)
+def test_a_tar_that_is_not_a_backup_is_refused(
+    source: Source, copy: Standby, change: Callable[[bytes], bytes], reason: str
+) -> None:
+    data = source.backup(copy)
+    with pytest.raises(NotABackup, match=reason):
+        receive(copy, change(data))
+    assert copy.numbers() == []
+
+
+def test_errors_of_the_disk_and_bugs_do_not_count_as_a_bad_backup(
+    source: Source, copy: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = source.backup(copy)
+    for error in (OSError("disk"), ValueError("a bug")):
+        monkeypatch.setattr(copy, "_store", failing(error))
+        with pytest.raises(type(error), match=str(error)):
+            receive(copy, data)
 
 
 def test_a_damaged_generation_is_refused_and_the_others_are_usable(

@@ -38,9 +38,9 @@ from topics.storage.standby import (
     StandbyInUse,
 )
 
-RESPONSE_S: Final = 3.0  # of a source that a promotion checks
-STOP_S: Final = 30.0  # of a loop that a promotion stops
-PAUSE_MAX_S: Final = 30.0  # after failed rounds
+RESPONSE_S: Final = 3.0  # timeout of a request that checks whether the source responds
+STOP_S: Final = 30.0  # timeout of a promotion that stops the loop
+PAUSE_MAX_S: Final = 30.0  # longest interval between two rounds after a failure
 DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
@@ -127,7 +127,7 @@ def run(
     """
     copy, figures = Standby(directory), Figures()
     with shell.client() as client, _usage(), _metrics(metrics_port, figures):
-        # User info is a secret.
+        # User info in the URL is a secret, so it is not stored.
         copy.create(Origin(re.sub("//[^/@]*@", "//", client.target.url)))
         receive = partial(_receive, client, copy, rate, accepts_older=accept_older)
         with copy.lock():
@@ -144,8 +144,8 @@ def _rounds(
     *,
     is_once: bool,
 ) -> None:
-    """Do rounds until the process is stopped. Raise the failure of a single round, or of the first
-    one if the arguments or the key may be wrong.
+    """Run rounds until the process is stopped. Raise the failure of a single round. Also raise it
+    if no generation exists and the server refuses the request, because the key may be wrong.
     """
     reported, pause_s = "", every_s
     figures.newest, figures.kept = copy.newest(), len(copy.numbers())
@@ -424,7 +424,7 @@ def _stop_loop(copy: Standby) -> IO[str]:
         try:
             return copy.lock()
         except StandbyInUse as error:
-            # The number may belong to a process of another container or machine.
+            # The pid may belong to a process of another container or machine.
             if time.monotonic() > deadline or not _has_open(error.pid, copy.path / "LOCK"):
                 raise
             with suppress(ProcessLookupError):
@@ -443,10 +443,10 @@ def _has_open(pid: int, file: Path) -> bool:
 
 
 def _expected_loss(copy: Standby, number: int | None) -> LogVolume | None:
-    """Return what the source has written since a generation, or since the newest one, if its rate
-    was constant.
+    """Estimate what the source has written since a generation, or since the newest one, from the
+    rate between earlier generations.
     """
-    # A damaged manifest must not prevent a promotion.
+    # A damaged manifest must not prevent a promotion, so only intact ones are used.
     found = [each for each in copy.intact() if number is None or each.number <= number]
     found = found[-KEEP_DEFAULT:]
     if len(found) < 2:

@@ -3,7 +3,7 @@
     DIR/LOCK                          locked by the process that writes; contains its pid
     DIR/standby.json                  `Origin`: the server that is copied
     DIR/generations/000000000017.json `Generation` 17, as ``manifest.json`` of a backup
-    DIR/files/NAME.GENERATION         a file of a backup, as received for this generation first
+    DIR/files/NAME.GENERATION         a file of a backup, and the generation that received it
 
 A new generation needs only the bytes that no file contains (``formats/disk/backup_archive.py``).
 Files never change, except that log files get longer: a generation contains the first bytes of a log
@@ -43,7 +43,7 @@ KEEP_DEFAULT: Final = 24
 
 
 class StandbyInUse(Exception):
-    """Another process writes to the directory. ``pid`` is its number, or 0."""
+    """Another process has locked the directory. ``pid`` is its number, or 0 if it is unknown."""
 
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(f"{path} is used by another process" + (f" ({pid})" if pid else ""))
@@ -342,7 +342,7 @@ class Standby:
             while block := content.read(BLOCK_BYTES):
                 digest.update(block)
                 file.write(block)
-            # Durable before the manifest, as the files of a backup.
+            # The file must be durable before the manifest.
             file.flush()
             os.fsync(file.fileno())
         if not offset:
@@ -392,8 +392,8 @@ class Standby:
         generations use.
         """
         numbers = self.numbers()
-        # Manifests first. After a crash in between, unnamed files remain, and the next call
-        # removes them.
+        # Remove the manifests first. If the process is killed in between, the next call removes
+        # the files that no manifest names.
         for number in numbers[:-keep]:
             self._manifest(number).unlink()
         sync_directory(self.generations)
@@ -407,6 +407,7 @@ class Standby:
         self._hashes = {file: held for file, held in self._hashes.items() if file in named}
 
     def _files_of(self, number: int) -> frozenset[str]:
+        """Return the files of a generation. It has none if its manifest is damaged."""
         if number in self._named:
             return self._named[number]
         try:
@@ -427,8 +428,8 @@ class Standby:
                 raise BadStandby(f"generation {generation.number} has an invalid file {part.file}")
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A hard link shares the bytes, also if the promotion fails. Of a segment, only the
-            # delete flags change. Log files and checkpoints may be overwritten.
+            # A hard link shares its bytes with the generation, also if the promotion fails. So
+            # only files are linked that a promotion does not change, apart from delete flags.
             is_linked = link and part.path.startswith(("segment/", "blob/"))
             if not (is_linked and _linked(source, target)):
                 self._copy(part, source, target)
@@ -437,6 +438,7 @@ class Standby:
         return generation
 
     def _copy(self, part: Part, source: Path, target: Path) -> None:
+        """Copy the bytes of a part, and check its hash. Raise `BadStandby` or OSError."""
         digest, size = hashlib.sha256(), 0
         try:
             with source.open("rb") as reader, target.open("xb") as writer:
