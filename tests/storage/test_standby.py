@@ -18,6 +18,7 @@ from topics.storage.backup_writer import BackupWriter
 from topics.storage.standby import (
     BadStandby,
     Generation,
+    LogVolume,
     Origin,
     SourceOlder,
     Standby,
@@ -316,6 +317,11 @@ def test_a_damaged_generation_is_refused_and_the_others_are_usable(
     segment.unlink()
     with pytest.raises(BadStandby, match="is missing"):
         copy.unpack(found, tmp_path / "linked", link=True)
+
+
+def test_the_counters_of_a_restarted_server_have_no_difference() -> None:
+    assert LogVolume(5, 50).since(LogVolume(3, 50)) == LogVolume(2, 0)
+    assert LogVolume(5, 50).since(LogVolume(3, 51)) is None
 
 
 def test_one_process_writes_at_a_time(copy: Standby) -> None:

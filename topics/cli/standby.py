@@ -289,11 +289,7 @@ def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> 
         counters = _counters(client) if state else None
     behind = None
     if newest is not None and newest.counters is not None and counters is not None:
-        behind = LogVolume(
-            *(now - then for now, then in zip(counters, newest.counters, strict=True))
-        )
-        if min(behind) < 0:  # the counters of another run of the server
-            behind = None
+        behind = counters.since(newest.counters)
     if shell.is_json:
         shell.emit(
             {
@@ -455,6 +451,6 @@ def _expected_loss(copy: Standby, number: int | None) -> LogVolume | None:
     span_ms = last.created_ms - first.created_ms
     if first.counters is None or last.counters is None or span_ms <= 0:
         return None
+    written = last.counters.since(first.counters)
     share = _age_ms(last) / span_ms
-    lost = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
-    return LogVolume(*map(round, lost)) if min(lost) >= 0 else None
+    return written and LogVolume(*(round(share * each) for each in written))

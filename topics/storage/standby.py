@@ -81,6 +81,11 @@ class LogVolume(NamedTuple):
     writes: int
     bytes: int
 
+    def since(self, earlier: LogVolume) -> LogVolume | None:
+        """Return the difference, or None if the server was restarted, which resets the counters."""
+        found = LogVolume(self.writes - earlier.writes, self.bytes - earlier.bytes)
+        return found if min(found) >= 0 else None
+
 
 class Generation(Manifest, frozen=True, kw_only=True):
     """The manifest of a complete backup, and the names of its files.
