@@ -136,9 +136,8 @@ class StandbyKills(Campaign):
         else:
             shutil.copytree(self.standby.path, folder)
             copy = Standby(folder)
-            copy.lock()
-            promote(copy, as_new=as_new, with_damage=False, fence=None)
-            copy.unlock()
+            with copy.lock():
+                promote(copy, as_new=as_new, with_damage=False, fence=None)
             self.summary.counts["promoted"] += 1
         what = f"kill {number}, generation {newest.number}"
         found = len(self.summary.problems)

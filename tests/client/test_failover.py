@@ -126,9 +126,8 @@ def test_clients_continue_with_the_promoted_standby(tmp_path: Path, in_backgroun
             done = [job.data for job in client.queue("jobs").claim("w", JOBS // 2)]
             lost.kill()
             last = max(producing.seqs)
-            copy.lock()
-            promote(copy, as_new=False, with_damage=False, fence=None)
-            copy.unlock()
+            with copy.lock():
+                promote(copy, as_new=False, with_damage=False, fence=None)
             with Server(copy.path, shards=2, port=port):
                 _wait_for(lambda: max(producing.seqs) > last + 100)
                 _wait_for(lambda: bool(watching.losses))

@@ -43,7 +43,15 @@ def page() -> Page:
 def standby_metrics() -> set[str]:
     """Return the names of the metrics of ``topics standby run``."""
     figures = Figures()
-    figures.newest = Generation(1, 1_000, "", 1, [], [], 1_000, 5, 0.5, None, [])
+    figures.newest = Generation(
+        *(1, "", 1, 1_000, []),
+        members=[],
+        number=1,
+        requested_ms=1_000,
+        received_bytes=5,
+        seconds=0.5,
+        counters=None,
+    )
     text = figures.text()
     return {
         sample.name for family in text_string_to_metric_families(text) for sample in family.samples

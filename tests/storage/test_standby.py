@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import ArchiveFile, Manifest
+from topics.storage.backup_restore import NotABackup
 from topics.storage.backup_writer import BackupWriter
 from topics.storage.standby import (
     BadStandby,
     Generation,
+    LogVolume,
     Origin,
     SourceOlder,
     Standby,
@@ -41,7 +45,7 @@ class Source:
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        stream = BackupWriter(0, copy.report(copy.known()))
+        stream = BackupWriter(0, copy.known()[1])
         rows = [
             ArchiveFile(name, str(self._folder / name), 0, len(data), len(data))
             for name, data in self.files.items()
@@ -70,13 +74,20 @@ def copy(tmp_path: Path) -> Standby:
 
 def receive(copy: Standby, data: bytes, *, accepts_older: bool = False) -> Generation:
     return copy.receive(
-        *(io.BytesIO(data), copy.known(), None), requested_ms=1, accepts_older=accepts_older
+        *(io.BytesIO(data), copy.known()[0], None), requested_ms=1, accepts_older=accepts_older
     )
+
+
+def failing(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def contents(copy: Standby, generation: Generation, folder: Path) -> Mapping[str, bytes]:
     copy.unpack(generation, folder, link=False)
-    return {part.path: (folder / part.path).read_bytes() for part in generation.parts}
+    return {part.path: (folder / part.path).read_bytes() for part in generation.members}
 
 
 def test_an_interrupted_creation_is_repeated(tmp_path: Path) -> None:
@@ -164,7 +175,7 @@ def test_damaged_files_are_found_and_an_altered_log_is_sent_again(
     segment.unlink()
     segment.mkdir()  # cannot be read, like a bad block
     assert str(segment.relative_to(copy.files)) in copy.damaged(found)
-    assert SEGMENT not in {file.path for file in again.report(again.known())}
+    assert SEGMENT not in {file.path for file in again.known()[1]}
 
 
 @pytest.mark.parametrize("place", ["path", "file"])
@@ -172,8 +183,8 @@ def test_a_manifest_cannot_name_files_outside_of_the_directory(
     source: Source, copy: Standby, tmp_path: Path, place: str
 ) -> None:
     found = receive(copy, source.backup(copy))
-    parts = [msgspec.structs.replace(found.parts[0], **{place: "../../meta.1"})]
-    found = msgspec.structs.replace(found, parts=parts)
+    parts = [msgspec.structs.replace(found.members[0], **{place: "../../meta.1"})]
+    found = msgspec.structs.replace(found, members=parts)
     with pytest.raises(BadStandby, match="invalid file"):
         copy.unpack(found, tmp_path / "a" / "b", link=False)
 
@@ -186,7 +197,7 @@ def test_an_interrupted_transfer_is_continued(
     before = dict(source.files)
     source.files |= {BLOB: b"b" * 5_000, LOG: source.files[LOG] + b"z" * 9_000}
     data = source.backup(copy)
-    with pytest.raises(BadStandby):
+    with pytest.raises(NotABackup):
         receive(copy, data[:cut])
     assert copy.numbers() == [1]
     assert contents(copy, copy.generation(1), tmp_path / "old") == before
@@ -196,7 +207,7 @@ def test_an_interrupted_transfer_is_continued(
     assert contents(again, receive(again, rest), tmp_path / "new") == source.files
     again.prune(1)
     assert {path.name for path in again.files.rglob("*") if path.is_file()} == {
-        part.file.rpartition("/")[2] for part in again.generation(2).parts
+        part.file.rpartition("/")[2] for part in again.generation(2).members
     }
 
 
@@ -204,7 +215,7 @@ def test_complete_files_of_an_interrupted_transfer_are_not_sent_again(
     source: Source, copy: Standby
 ) -> None:
     data = source.backup(copy)
-    with pytest.raises(BadStandby):
+    with pytest.raises(NotABackup):
         receive(copy, data[:12_000])  # with the segment
     assert len(source.backup(Standby(copy.path))) < len(data) - 10_000
 
@@ -212,7 +223,7 @@ def test_complete_files_of_an_interrupted_transfer_are_not_sent_again(
 def test_altered_bytes_make_no_generation(source: Source, copy: Standby) -> None:
     data = bytearray(source.backup(copy))
     data[data.index(b"s" * 100) + 50] ^= 1
-    with pytest.raises(BadStandby, match="altered"):
+    with pytest.raises(NotABackup, match="altered"):
         receive(copy, bytes(data))
     assert copy.newest() is None
 
@@ -240,9 +251,46 @@ def test_a_member_with_another_name_is_refused(
 ) -> None:
     receive(copy, source.backup(copy))
     data = backup_archive.header(name, 0, 0) + backup_archive.END
-    with pytest.raises(BadStandby, match="unexpected member"):
+    with pytest.raises(NotABackup, match="not a file of a backup"):
         receive(copy, data)
     assert not (tmp_path / "x").exists()
+
+
+def linked(data: bytes) -> bytes:
+    """Return the tar with a symbolic link as its first member."""
+    info = tarfile.TarInfo(META)
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/hosts"
+    return info.tobuf(tarfile.GNU_FORMAT) + data
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (linked, "not a file of a backup"),
+        (lambda data: data + b"more", "followed by other data"),
+        (lambda data: data[:-1024] + backup_archive.header(META, 0, 0) + data[-1024:], "after its"),
+        (lambda _: b"not a tar" * 1000, "not a tar archive"),
+        (lambda _: b"", "truncated"),
+    ],
+    ids=["a link", "more data", "a member after the manifest", "not a tar", "nothing"],
+)
+def test_a_tar_that_is_not_a_backup_is_refused(
+    source: Source, copy: Standby, change: Callable[[bytes], bytes], reason: str
+) -> None:
+    data = source.backup(copy)
+    with pytest.raises(NotABackup, match=reason):
+        receive(copy, change(data))
+    assert copy.numbers() == []
+
+
+def test_errors_of_the_disk_and_bugs_do_not_count_as_a_bad_backup(
+    source: Source, copy: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = source.backup(copy)
+    for error in (OSError("disk"), ValueError("a bug")):
+        monkeypatch.setattr(copy, "_store", failing(error))
+        with pytest.raises(type(error), match=str(error)):
+            receive(copy, data)
 
 
 def test_a_damaged_generation_is_refused_and_the_others_are_usable(
@@ -252,7 +300,7 @@ def test_a_damaged_generation_is_refused_and_the_others_are_usable(
         receive(copy, source.backup(copy))
     manifest = copy.generations / "000000000002.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"created_ms":7', b'"created_ms":8'))
-    with pytest.raises(BadStandby, match="was altered"):
+    with pytest.raises(BadStandby, match="the manifest was changed"):
         copy.generation(2)
     newest = copy.newest()
     assert newest is not None
@@ -271,11 +319,14 @@ def test_a_damaged_generation_is_refused_and_the_others_are_usable(
         copy.unpack(found, tmp_path / "linked", link=True)
 
 
+def test_the_counters_of_a_restarted_server_have_no_difference() -> None:
+    assert LogVolume(5, 50).since(LogVolume(3, 50)) == LogVolume(2, 0)
+    assert LogVolume(5, 50).since(LogVolume(3, 51)) is None
+
+
 def test_one_process_writes_at_a_time(copy: Standby) -> None:
-    copy.lock()
     other = Standby(copy.path)
-    with pytest.raises(StandbyInUse):
+    with copy.lock(), pytest.raises(StandbyInUse):
         other.lock()
-    copy.unlock()
-    other.lock()
-    other.unlock()
+    with other.lock():
+        pass

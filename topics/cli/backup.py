@@ -28,14 +28,18 @@ RESPONSE_MAX_S: Final = 120.0  # a shard may have to finish its writes before it
 class CopiedArchive:
     """A reader of a backup for `tarfile`, which also writes everything it reads to ``out``.
 
-    It reads at most ``rate`` bytes per second, and counts them in ``size``.
+    It reads at most ``rate`` bytes per second.
     """
 
     def __init__(self, blocks: Iterator[bytes], out: IO[bytes] | None, rate: int | None) -> None:
         self._blocks, self._out, self._rate = blocks, out, rate
         self._rest = b""
         self._began = time.monotonic()
-        self.size = 0
+        self._size = 0
+
+    def tell(self) -> int:
+        """Return the number of bytes that were received."""
+        return self._size
 
     def read(self, size: int) -> bytes:
         """Return ``size`` bytes, or fewer at the end."""
@@ -44,7 +48,7 @@ class CopiedArchive:
         while left > 0 and (block := next(self._blocks, b"")):
             if self._out is not None:
                 self._out.write(block)
-            self.size += len(block)
+            self._size += len(block)
             self._pace()
             parts.append(block)
             left -= len(block)
@@ -54,7 +58,7 @@ class CopiedArchive:
 
     def _pace(self) -> None:
         if self._rate:
-            time.sleep(max(0.0, self._began + self.size / self._rate - time.monotonic()))
+            time.sleep(max(0.0, self._began + self._size / self._rate - time.monotonic()))
 
 
 @command("backup")
@@ -113,30 +117,48 @@ def _copy_into(shell: Shell, file: Path, rate: int | None) -> int:
 
 def _copy(shell: Shell, client: Topics, out: IO[bytes], rate: int | None) -> int:
     """Write the backup and return its size. Raise `Failed` or `TopicsError`."""
-    import httpx2
-
     last = ""
-    try:
-        with client.http.stream("GET", "/v0/backup", timeout=RESPONSE_MAX_S) as answer:
-            if answer.status_code != 200:
-                raise error_of(answer.status_code, answer.headers, answer.read())
-            copy = CopiedArchive(answer.iter_raw(BLOCK_BYTES), out, rate)
-            with (
-                _shown(shell) as show,
-                tarfile.open(fileobj=cast("IO[bytes]", copy), mode="r|") as tar,
-            ):
+    with requested(client, "GET", out, rate) as copy, _shown(shell) as show:
+        try:
+            with tarfile.open(fileobj=cast("IO[bytes]", copy), mode="r|") as tar:
                 for member in tar:
                     last = member.name
-                    show(copy.size)
+                    show(copy.tell())
+        except tarfile.TarError as error:
+            raise _broken_off(error) from None
+    if last != MANIFEST:
+        raise _broken_off("it has no manifest")
+    return copy.tell()
+
+
+@contextmanager
+def requested(
+    client: Topics, method: str, out: IO[bytes] | None, rate: int | None, **options: Any
+) -> Iterator[CopiedArchive]:
+    """Request a backup and yield its tar. At the end, read the rest of the response.
+
+    Raise `TopicsError`, or `Failed` if the connection is lost during the response.
+    """
+    import httpx2
+
+    has_begun = False
+    try:
+        with client.http.stream(method, "/v0/backup", timeout=RESPONSE_MAX_S, **options) as answer:
+            if answer.status_code != 200:
+                raise error_of(answer.status_code, answer.headers, answer.read())
+            has_begun = True
+            copy = CopiedArchive(answer.iter_raw(BLOCK_BYTES), out, rate)
+            yield copy
             while copy.read(BLOCK_BYTES):
                 pass
-    except (tarfile.TarError, httpx2.RequestError) as error:
-        if last or isinstance(error, tarfile.TarError):
-            raise Failed(f"the backup is incomplete: {error}", "broken_off") from None
+    except httpx2.RequestError as error:
+        if has_begun:
+            raise _broken_off(error) from None
         raise lost(error, client.target) from error
-    if last != MANIFEST:
-        raise Failed("the backup is incomplete: it has no manifest", "broken_off")
-    return copy.size
+
+
+def _broken_off(reason: object) -> Failed:
+    return Failed(f"the backup is incomplete: {reason}", "broken_off")
 
 
 @contextmanager

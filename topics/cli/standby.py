@@ -8,40 +8,39 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, cast
 
 import click
 import msgspec
 
 from topics.cli import units
-from topics.cli.backup import BLOCK_BYTES, RESPONSE_MAX_S, CopiedArchive
+from topics.cli.backup import requested
 from topics.cli.server import restore_errors
 from topics.cli.shell import Failed, InvalidInput, Shell, group, pass_shell
 from topics.client import Invalid, Refused, Topics, TopicsError, calls
-from topics.client.errors import error_of
-from topics.client.http import lost
 from topics.errors import ExitCode
-from topics.storage.disk import Damaged
+from topics.storage.backup_restore import NotABackup
 from topics.storage.fence import Fenced
 from topics.storage.promote import promote as promote_standby
 from topics.storage.standby import (
     KEEP_DEFAULT,
     BadStandby,
-    Counters,
     Generation,
+    LogVolume,
     Origin,
     SourceOlder,
     Standby,
     StandbyInUse,
 )
 
-RESPONSE_S: Final = 3.0  # of a source that a promotion checks
-STOP_S: Final = 30.0  # of a loop that a promotion stops
-PAUSE_MAX_S: Final = 30.0  # after failed rounds
+RESPONSE_S: Final = 3.0  # timeout of a request that checks whether the source responds
+STOP_S: Final = 30.0  # timeout of a promotion that stops the loop
+PAUSE_MAX_S: Final = 30.0  # longest interval between two rounds after a failure
 DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
@@ -128,43 +127,34 @@ def run(
     """
     copy, figures = Standby(directory), Figures()
     with shell.client() as client, _usage(), _metrics(metrics_port, figures):
-        # User info is a secret.
+        # User info in the URL is a secret, so it is not stored.
         copy.create(Origin(re.sub("//[^/@]*@", "//", client.target.url)))
-        copy.lock()
-        try:
-            _rounds(
-                *(shell, client, copy, figures, every / 1000, keep),
-                is_once=once,
-                rate=rate,
-                accepts_older=accept_older,
-            )
-        finally:
-            copy.unlock()
+        receive = partial(_receive, client, copy, rate, accepts_older=accept_older)
+        with copy.lock():
+            _rounds(shell, copy, receive, figures, every / 1000, keep, is_once=once)
 
 
 def _rounds(
     shell: Shell,
-    client: Topics,
     copy: Standby,
+    receive: Callable[[], Generation],
     figures: Figures,
     every_s: float,
     keep: int,
     *,
     is_once: bool,
-    rate: int | None,
-    accepts_older: bool,
 ) -> None:
-    """Do rounds until the process is stopped. Raise the failure of a single round, or of the first
-    one if the arguments or the key may be wrong.
+    """Run rounds until the process is stopped. Raise the failure of a single round. Also raise it
+    if no generation exists and the server refuses the request, because the key may be wrong.
     """
     reported, pause_s = "", every_s
     figures.newest, figures.kept = copy.newest(), len(copy.numbers())
     while True:
         started = time.monotonic()
         try:
-            found = _round(client, copy, rate, accepts_older=accepts_older)
+            found = receive()
             copy.prune(keep)
-        except (TopicsError, Failed, BadStandby, Damaged, OSError) as error:
+        except (TopicsError, Failed, OSError) as error:
             if is_once or (isinstance(error, Invalid | Refused) and figures.newest is None):
                 raise
             figures.failed += 1
@@ -186,49 +176,33 @@ def _rounds(
         time.sleep(max(0.0, started + pause_s - time.monotonic()))
 
 
-def _round(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bool) -> Generation:
-    """Receive the next generation. Raise `TopicsError`, `Failed`, `BadStandby`, or OSError."""
-    import httpx2
-
+def _receive(client: Topics, copy: Standby, rate: int | None, *, accepts_older: bool) -> Generation:
+    """Receive the next generation. Raise `TopicsError`, `Failed` or OSError."""
     counters = _counters(client)
-    known = copy.known()
-    body = msgspec.json.encode({"files": copy.report(known)})
-    started, requested_ms, has_begun = time.monotonic(), round(time.time() * 1000), False
+    known, files = copy.known()
+    body = msgspec.json.encode({"files": files})
     headers = {"Content-Type": "application/json"}
+    requested_ms = round(time.time() * 1000)
     try:
-        with client.http.stream(
-            "POST", "/v0/backup", content=body, headers=headers, timeout=RESPONSE_MAX_S
-        ) as answer:
-            if answer.status_code != 200:
-                raise error_of(answer.status_code, answer.headers, answer.read())
-            has_begun = True
-            blocks = CopiedArchive(answer.iter_raw(BLOCK_BYTES), None, rate)
-            found = copy.receive(
-                *(cast("IO[bytes]", blocks), known, counters),
+        with requested(client, "POST", None, rate, content=body, headers=headers) as archive:
+            return copy.receive(
+                *(cast("IO[bytes]", archive), known, counters),
                 requested_ms=requested_ms,
                 accepts_older=accepts_older,
-                stats=lambda: (blocks.size, time.monotonic() - started),
             )
-            while blocks.read(BLOCK_BYTES):
-                pass
-    except BadStandby as error:
-        raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
+    except NotABackup as error:
+        raise Failed(f"the backup is incomplete: {error}", "broken_off") from None
     except SourceOlder as error:
         raise Failed(str(error), "source_older") from None
-    except httpx2.RequestError as error:
-        if has_begun:
-            raise Failed(f"the transfer is incomplete: {error}", "broken_off") from None
-        raise lost(error, client.target) from error
-    return found
 
 
-def _counters(client: Topics) -> Counters | None:
-    """Return the counters of the server's writes, or None if they are unavailable."""
+def _counters(client: Topics) -> LogVolume | None:
+    """Return what the server has written since its start, or None if that is unavailable."""
     try:
         metrics = client.once(calls.metrics())
     except TopicsError:
         return None
-    return Counters(metrics["topics_wal_frames_total"], metrics["topics_wal_bytes_written_total"])
+    return LogVolume(metrics["topics_wal_frames_total"], metrics["topics_wal_bytes_written_total"])
 
 
 @contextmanager
@@ -284,13 +258,6 @@ def _usage() -> Iterator[None]:
 # The state
 
 
-class Behind(NamedTuple):
-    """The writes and bytes of the log that the newest generation lacks."""
-
-    writes: int
-    bytes: int
-
-
 def _summary(found: Generation) -> dict[str, Any]:
     return {
         "generation": found.number,
@@ -322,9 +289,7 @@ def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> 
         counters = _counters(client) if state else None
     behind = None
     if newest is not None and newest.counters is not None and counters is not None:
-        behind = Behind(*(now - then for now, then in zip(counters, newest.counters, strict=True)))
-        if min(behind) < 0:  # the counters of another run of the server
-            behind = None
+        behind = counters.since(newest.counters)
     if shell.is_json:
         shell.emit(
             {
@@ -346,7 +311,7 @@ def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> 
             click.echo(f"newest       {newest.number}, {units.duration(_age_ms(newest))} old")
             oldest = units.duration(_age_ms(intact[0]))
             click.echo(f"oldest       {intact[0].number}, {oldest} old")
-            click.echo(f"lacks        {'unknown' if behind is None else _lacks(*behind)}")
+            click.echo(f"lacks        {'unknown' if behind is None else _lacks(behind)}")
         if len(numbers) > len(intact):
             click.echo(f"damaged      {len(numbers) - len(intact)}")
         for file in damaged:
@@ -364,8 +329,8 @@ def _age_ms(generation: Generation) -> int:
     return max(0, round(time.time() * 1000) - generation.as_of_ms)
 
 
-def _lacks(writes: float, size: float) -> str:
-    return f"{writes:,.0f} writes, {units.size(round(size))} of the log"
+def _lacks(volume: LogVolume) -> str:
+    return f"{volume.writes:,.0f} writes, {units.size(round(volume.bytes))} of the log"
 
 
 # The promotion
@@ -405,21 +370,18 @@ def promote(
             if not (directory / "standby.json").exists():
                 shell.print_note(f"{directory} was promoted before, or is a data directory")
                 return
-            copy.lock()
+            lock = copy.lock()
         else:
             origin = copy.origin()
             if not force and (state := _responds(shell, origin)):
                 what = f"{origin.url} responds ({state}): stop it, or promote with --force"
                 raise Failed(what, "source_responds")
             loss = _expected_loss(copy, number)
-            _stop_loop(copy)
-        try:
-            with restore_errors(str(directory), f"{directory} remains a standby"):
-                generation, findings = promote_standby(
-                    copy, number=number, as_new=as_new, with_damage=damaged, fence=fence
-                )
-        finally:
-            copy.unlock()
+            lock = _stop_loop(copy)
+        with lock, restore_errors(str(directory), f"{directory} remains a standby"):
+            generation, findings = promote_standby(
+                copy, number=number, as_new=as_new, with_damage=damaged, fence=fence
+            )
     for finding in findings:
         shell.print_note(finding)
     if generation is None:
@@ -428,7 +390,7 @@ def promote(
     age = units.duration(_age_ms(generation))
     text = f"{directory}: generation {generation.number}, as of {age} ago; later writes are lost"
     if loss is not None:
-        text += f", at the last rate {_lacks(*loss)}"
+        text += f", at the last rate {_lacks(loss)}"
     shell.done(_summary(generation) | {"expected_loss": loss and loss._asdict()}, text)
 
 
@@ -451,14 +413,14 @@ def _generation(source: str) -> tuple[Path, int | None]:
     return Path(directory), int(number)
 
 
-def _stop_loop(copy: Standby) -> None:
-    """Lock the directory. Stop the process that has locked it."""
+def _stop_loop(copy: Standby) -> IO[str]:
+    """Stop the process that has locked the directory. Return the lock of this process."""
     deadline = time.monotonic() + STOP_S
     while True:
         try:
             return copy.lock()
         except StandbyInUse as error:
-            # The number may belong to a process of another container or machine.
+            # The pid may belong to a process of another container or machine.
             if time.monotonic() > deadline or not _has_open(error.pid, copy.path / "LOCK"):
                 raise
             with suppress(ProcessLookupError):
@@ -476,11 +438,11 @@ def _has_open(pid: int, file: Path) -> bool:
     return False
 
 
-def _expected_loss(copy: Standby, number: int | None) -> Behind | None:
-    """Return what the source has written since a generation, or since the newest one, if its rate
-    was constant.
+def _expected_loss(copy: Standby, number: int | None) -> LogVolume | None:
+    """Estimate what the source has written since a generation, or since the newest one, from the
+    rate between earlier generations.
     """
-    # A damaged manifest must not prevent a promotion.
+    # A damaged manifest must not prevent a promotion, so only intact ones are used.
     found = [each for each in copy.intact() if number is None or each.number <= number]
     found = found[-KEEP_DEFAULT:]
     if len(found) < 2:
@@ -489,6 +451,6 @@ def _expected_loss(copy: Standby, number: int | None) -> Behind | None:
     span_ms = last.created_ms - first.created_ms
     if first.counters is None or last.counters is None or span_ms <= 0:
         return None
+    written = last.counters.since(first.counters)
     share = _age_ms(last) / span_ms
-    lost = [(b - a) * share for a, b in zip(first.counters, last.counters, strict=True)]
-    return Behind(*map(round, lost)) if min(lost) >= 0 else None
+    return written and LogVolume(*(round(share * each) for each in written))

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 from topics.engine.changes.start import skip_seqs
 from topics.engine.now import Now
@@ -57,6 +57,7 @@ BAD_TAR: Final = (
     *(RecursionError, TypeError, ValueError),
 )
 
+Parsed = TypeVar("Parsed")
 Epochs = Mapping[tuple[str, int], int]
 """Maps the name and old epoch of each topic to its new epoch."""
 
@@ -214,38 +215,54 @@ def _verified(staging: Path, directory: Path, shards: int, *, with_damage: bool)
 # The tar
 
 
-def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
-    """Write all members as files and compare them with the manifest.
+def read_archive(
+    stream: IO[bytes], store: Callable[[tarfile.TarInfo, IO[bytes]], object]
+) -> Manifest:
+    """Call ``store`` with each file in the tar of a backup and its contents. Return the manifest,
+    which must be the last member.
 
-    Raise `NotABackup` or OSError.
+    ``store`` must check the names. Raise `NotABackup`, or the errors of ``store`` and ``stream``.
     """
-    found: list[tuple[str, int, str]] = []
     manifest = None
     try:
         # Read the archive as a stream (``r|``), because it may come from a pipe and exceed the
         # memory.
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as tar:
-            for info in tar:
-                # The manifest must be the last member.
+        with _parsed(lambda: tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES)) as tar:
+            while info := _parsed(tar.next):
                 if manifest is not None:
                     raise NotABackup(f"it contains {info.name!r} after its manifest")
-                content = _content(tar, info)
+                # Links, devices and sparse files never occur in a backup. Following a link could
+                # overwrite files.
+                content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
+                if content is None:
+                    raise unexpected(info)
                 if info.name == backup_archive.MANIFEST:
-                    manifest = backup_archive.unsealed(content.read(MANIFEST_MAX_BYTES))
+                    data = content.read(MANIFEST_MAX_BYTES)
+                    manifest = backup_archive.unsealed(data, Manifest)
                 else:
-                    # `_content` has checked the name, so the path is inside of the folder.
-                    digest = _write(content, folder / info.name, info.size)
-                    found.append((info.name, info.size, digest))
+                    store(info, content)
             _check_end(tar)
     except BadManifest as error:
         raise NotABackup(str(error)) from error
-    except BAD_TAR as error:
-        raise NotABackup(f"it is truncated or not a tar archive: {error}") from error
+    except tarfile.TarError as error:
+        raise NotABackup(f"it is truncated: {error}") from error
     # The manifest is written last. If it is missing, the backup was interrupted.
     if manifest is None:
         raise NotABackup("it is truncated or not a backup: no manifest at its end")
-    _compare(found, manifest)
     return manifest
+
+
+def unexpected(info: tarfile.TarInfo) -> NotABackup:
+    """Return the error for a member that a backup does not contain."""
+    return NotABackup(f"it contains {info.name!r}, which is not a file of a backup")
+
+
+def _parsed(parse: Callable[[], Parsed]) -> Parsed:
+    """Return the result of a function of `tarfile`. Raise `NotABackup` for invalid input."""
+    try:
+        return parse()
+    except BAD_TAR as error:
+        raise NotABackup(f"it is truncated or not a tar archive: {error}") from error
 
 
 def _check_end(tar: tarfile.TarFile) -> None:
@@ -256,19 +273,22 @@ def _check_end(tar: tarfile.TarFile) -> None:
             raise NotABackup("it is followed by other data")
 
 
-def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    """Return the contents of a member. Raise `NotABackup` unless it has the name of a file of a
-    backup.
+def _unpack(stream: IO[bytes], folder: Path) -> Manifest:
+    """Write all members as files and compare them with the manifest.
 
-    No such name refers to a path outside of the directory.
+    Raise `NotABackup` or OSError.
     """
-    # Links, devices and sparse files never occur in a backup. Following a link could overwrite
-    # files.
-    content = tar.extractfile(info) if info.isreg() and not info.issparse() else None
-    is_named = info.name == backup_archive.MANIFEST or backup_archive.NAME.fullmatch(info.name)
-    if content is None or not is_named:
-        raise NotABackup(f"it contains {info.name!r}, which is not a file of a backup")
-    return content
+    found: list[tuple[str, int, str]] = []
+
+    def store(info: tarfile.TarInfo, content: IO[bytes]) -> None:
+        # No such name refers to a path outside of the directory.
+        if not backup_archive.NAME.fullmatch(info.name):
+            raise unexpected(info)
+        found.append((info.name, info.size, _write(content, folder / info.name, info.size)))
+
+    manifest = read_archive(stream, store)
+    _compare(found, manifest)
+    return manifest
 
 
 def _write(content: IO[bytes], path: Path, size: int) -> str:

@@ -42,25 +42,28 @@ def check_fence(fence: Path, directory: Path, promotions: int) -> None:
             " standby of the new server, or remove the file to start two diverging servers"
         )
     if found is None or found.promotions < promotions:
-        write_fence(fence, promotions, directory)
+        replace_file(fence, msgspec.json.encode(_entry(directory, promotions)))
 
 
-def check_promotion(fence: Path, directory: Path, promotions: int) -> None:
-    """Check that no other directory has this count or a higher one. Raise `Fenced` or OSError.
+def announce_promotion(fence: Path, directory: Path, promotions: int) -> None:
+    """Write to the fence that ``directory`` has this count. Raise `Fenced` or OSError.
 
-    Two standbys of one source would otherwise get the same count, and both servers would start. A
-    repeated promotion finds its own announcement, which is permitted.
+    No other directory may have this count or a higher one. Two standbys of one source would
+    otherwise get the same count, and both servers would start. A repeated promotion finds its own
+    announcement, which is permitted.
     """
-    found = _read(fence)
-    if found is None or found.promotions < promotions:
-        return
-    own = Fence(promotions, str(directory.absolute()), socket.gethostname())
-    if found != own:
+    found, own = _read(fence), _entry(directory, promotions)
+    if found is not None and found.promotions >= promotions and found != own:
         raise Fenced(
             f"{found.directory} on {found.host} was promoted before ({fence} has promotion"
             f" {found.promotions}, this one would be {promotions}); make {directory} a standby of"
             " the new server, or remove the file to promote it anyway"
         )
+    replace_file(fence, msgspec.json.encode(own))
+
+
+def _entry(directory: Path, promotions: int) -> Fence:
+    return Fence(promotions, str(directory.absolute()), socket.gethostname())
 
 
 def _read(fence: Path) -> Fence | None:
@@ -71,9 +74,3 @@ def _read(fence: Path) -> Fence | None:
         return None
     except msgspec.MsgspecError as error:
         raise Fenced(f"{fence} is not a fence: {error}") from error
-
-
-def write_fence(fence: Path, promotions: int, directory: Path) -> None:
-    """Announce that ``directory`` has this count. Raise OSError."""
-    record = Fence(promotions, str(directory.absolute()), socket.gethostname())
-    replace_file(fence, msgspec.json.encode(record))

@@ -21,7 +21,7 @@ from typing import Final
 from topics.storage.backup_restore import BackupDamaged, build, sync_files
 from topics.storage.data_dir import read_meta, write_meta
 from topics.storage.disk import Damaged, sync_directory
-from topics.storage.fence import check_promotion, write_fence
+from topics.storage.fence import announce_promotion
 from topics.storage.folders import PARTS
 from topics.storage.standby import BadStandby, Generation, Standby
 
@@ -69,8 +69,7 @@ def promote(
         # A promotion by root must leave files that the owner of DIR, a server, can read.
         sync_files(aside, path.stat())
         if fence is not None:
-            check_promotion(fence, path, promotions)
-            write_fence(fence, promotions, path)
+            announce_promotion(fence, path, promotions)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

@@ -2,8 +2,8 @@
 
     DIR/LOCK                          locked by the process that writes; contains its pid
     DIR/standby.json                  `Origin`: the server that is copied
-    DIR/generations/000000000017.json manifest of generation 17: `Generation`, with its SHA-256
-    DIR/files/NAME.GENERATION         a file of a backup, as received for this generation first
+    DIR/generations/000000000017.json `Generation` 17, as ``manifest.json`` of a backup
+    DIR/files/NAME.GENERATION         a file of a backup, and the generation that received it
 
 A new generation needs only the bytes that no file contains (``formats/disk/backup_archive.py``).
 Files never change, except that log files get longer: a generation contains the first bytes of a log
@@ -22,7 +22,8 @@ import fcntl
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from operator import ge
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -33,7 +34,7 @@ from topics.formats.api.backup_body import KnownFile
 from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import LOG, ArchiveFile, BadManifest, Manifest, Member
 from topics.formats.disk.segment import BadSegment, decode_ends
-from topics.storage.backup_restore import BAD_TAR
+from topics.storage.backup_restore import NotABackup, read_archive, unexpected
 from topics.storage.backup_writer import identity
 from topics.storage.disk import Damaged, replace_file, sync_directory
 
@@ -50,7 +51,7 @@ class StandbyInUse(Exception):
 
 
 class BadStandby(Exception):
-    """The directory is not a standby, or a part of it is damaged or incomplete."""
+    """The directory is not a standby, or a part of it is damaged or missing."""
 
 
 class SourceOlder(Exception):
@@ -63,56 +64,43 @@ class Origin(msgspec.Struct, frozen=True):
     url: str
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(Member, frozen=True, kw_only=True):
     """A file of a generation: the first ``bytes`` of ``file``, which is below ``DIR/files``.
 
-    ``path``, ``size`` and ``sha256`` have the same meaning as in `backup_archive.Member`, but the
-    hash of a segment excludes its delete flags: a promotion changes these flags in ``file``.
+    The other fields are those of a complete backup, but the hash of a segment excludes its delete
+    flags: a promotion changes these flags in ``file``. In `Standby.known`, the hash is empty if it
+    is unknown.
     """
 
-    path: str
     file: str
-    bytes: int
-    size: int
-    sha256: str
 
 
-class Counters(NamedTuple):
-    """The numbers of writes and of bytes that a server has written to its log since its start."""
+class LogVolume(NamedTuple):
+    """A number of writes to the logs of a server, and their bytes."""
 
     writes: int
     bytes: int
 
+    def since(self, earlier: LogVolume) -> LogVolume | None:
+        """Return the difference, or None if the server was restarted, which resets the counters."""
+        found = LogVolume(self.writes - earlier.writes, self.bytes - earlier.bytes)
+        return found if min(found) >= 0 else None
 
-class Generation(msgspec.Struct, frozen=True):
-    """A complete backup.
 
-    ``created_ms`` is the time of its cut at the server. ``requested_ms``, by the clock of this
-    machine, ``received_bytes`` and ``seconds`` describe its transfer. ``counters`` are the counters
-    of the server shortly before the cut, if known.
+class Generation(Manifest, frozen=True, kw_only=True):
+    """The manifest of a complete backup, and the names of its files.
+
+    ``requested_ms``, by the clock of this machine, ``received_bytes`` and ``seconds`` describe its
+    transfer. ``counters`` contains the writes of the server from its start until shortly before the
+    cut, if known.
     """
 
     number: int
-    created_ms: int
-    version: str
-    shards: int
-    cuts: list[int]
-    runs: list[int]
+    members: Sequence[Part]
     requested_ms: int
     received_bytes: int
     seconds: float
-    counters: Counters | None
-    parts: list[Part]
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the complete backup."""
-        members = [Member(each.path, each.bytes, each.size, each.sha256) for each in self.parts]
-        return Manifest(
-            *(backup_archive.FORMAT, self.version, self.shards, self.created_ms, self.cuts),
-            members,
-            self.runs,
-        )
+    counters: LogVolume | None
 
     @property
     def as_of_ms(self) -> int:
@@ -123,32 +111,12 @@ class Generation(msgspec.Struct, frozen=True):
         return min(self.created_ms, self.requested_ms)
 
 
-class Held(NamedTuple):
-    """The first ``bytes`` of a file below ``DIR/files``. ``sha256`` is empty if it is unknown.
-
-    ``runs`` is `Generation.runs` of the generation that contains the file
-    (`backup_archive.run_of`).
-    """
-
-    file: str
-    bytes: int
-    sha256: str
-    runs: Sequence[int] = ()
-
-
-class _Sealed(msgspec.Struct):
-    generation: msgspec.Raw
-    sha256: str
-
-
 class Standby:
-    """A standby directory. To write to it, call `lock` first."""
+    """A standby directory. To write to it, hold `lock`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files, self.generations = path / "files", path / "generations"
-        # The open lock file. The kernel releases the lock when the process ends in any way.
-        self._lock: IO[str] | None = None
         # Hashes of log files up to a length, so that only the new bytes of a longer file are read.
         self._hashes: dict[str, tuple[int, Any]] = {}
         self._named: dict[int, frozenset[str]] = {}  # the files of each generation
@@ -185,10 +153,14 @@ class Standby:
         except (OSError, msgspec.MsgspecError) as error:
             raise BadStandby(f"{self.path} is not a standby: {error}") from error
 
-    def lock(self) -> None:
-        """Exclude other processes from writing until `unlock`. Raise `StandbyInUse` or OSError."""
-        # Open without truncating, because another process may hold the lock, and its pid must be
-        # readable.
+    def lock(self) -> IO[str]:
+        """Lock the directory for this process, until the returned file is closed.
+
+        The kernel closes the file when the process ends in any way. Raise `StandbyInUse` or
+        OSError.
+        """
+        # Open without truncating, because another process may hold the lock and its pid must
+        # be readable.
         file = os.fdopen(os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600), "r+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -200,13 +172,7 @@ class Standby:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        self._lock = file
-
-    def unlock(self) -> None:
-        """Permit other processes to write."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        return file
 
     def numbers(self) -> list[int]:
         """Return the numbers of all generations, the oldest first."""
@@ -217,15 +183,11 @@ class Standby:
         """Read a generation. Raise `BadStandby`."""
         path = self._manifest(number)
         try:
-            sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
-            # The hash covers the manifest itself. The hashes of the files are in its parts.
-            if hashlib.sha256(sealed.generation).hexdigest() != sealed.sha256:
-                raise BadStandby(f"{path} was altered")
-            return msgspec.json.decode(sealed.generation, type=Generation)
+            return backup_archive.unsealed(path.read_bytes(), Generation)
         except FileNotFoundError:
             held = ", ".join(map(str, self.numbers())) or "none"
             raise BadStandby(f"{self.path} has no generation {number}; it has: {held}") from None
-        except msgspec.MsgspecError as error:
+        except BadManifest as error:
             raise BadStandby(f"{path}: {error}") from error
 
     def newest(self) -> Generation | None:
@@ -249,7 +211,7 @@ class Standby:
     def damaged(self, generation: Generation) -> list[str]:
         """Read all files of a generation. Return the ones that are altered or cannot be read."""
         found = []
-        for part in generation.parts:
+        for part in generation.members:
             self._hashes.pop(part.file, None)
             try:
                 is_damaged = self._hash(part.file, part.bytes) != part.sha256
@@ -267,13 +229,17 @@ class Standby:
 
     # The next generation
 
-    def known(self) -> dict[str, Held]:
-        """Return the files to report to the server, by path."""
+    def known(self) -> tuple[dict[str, Part], list[KnownFile]]:
+        """Return the files that this directory has for the next generation, by path, and the list
+        of them that the server gets.
+
+        Files that are cut or cannot be read, and altered log files, are omitted, so that the server
+        sends them again.
+        """
         # The files of the newest generation are known completely, with their hashes.
         newest = self.newest()
-        parts = newest.parts if newest else ()
-        runs = newest.runs if newest else ()
-        found = {part.path: Held(part.file, part.bytes, part.sha256, runs) for part in parts}
+        runs = newest.runs if newest else []
+        parts = {part.path: part for part in newest.members} if newest else {}
         # Complete files of an interrupted transfer. They are newer than the files of the
         # generation.
         suffix = f".{self._next_number()}"
@@ -282,93 +248,69 @@ class Standby:
             # A log file may have been extended incompletely.
             # Its length proves nothing, so it is sent again.
             if not name.startswith(LOG):
-                found[name.removesuffix(suffix)] = Held(name, file.stat().st_size, "")
-        return found
-
-    def report(self, known: Mapping[str, Held]) -> list[KnownFile]:
-        """Return the list of files to send to the server.
-
-        The list omits files that are truncated or cannot be read, and altered log files, so that
-        the server sends them again.
-        """
-        found = []
-        for path, held in known.items():
-            source = ArchiveFile(path, str(self.files / held.file), 0, held.bytes, held.bytes)
+                path, size = name.removesuffix(suffix), file.stat().st_size
+                parts[path] = Part(path, size, size, "", file=name)
+        known, files = {}, []
+        for path, part in parts.items():
+            source = ArchiveFile(path, str(self.files / part.file), 0, part.bytes, part.bytes)
             # The server compares identity and length. It then sends only what differs or is new.
             with contextlib.suppress(OSError, Damaged):
-                own = identity(source, held.bytes, held.runs)
+                own = identity(source, part.bytes, runs)
                 # A longer log file gets a new hash, which must not include damage.
-                if not path.startswith(LOG) or self._hash(held.file, held.bytes) == held.sha256:
-                    found.append(KnownFile(path, held.bytes, own))
-        return found
+                if not path.startswith(LOG) or self._hash(part.file, part.bytes) == part.sha256:
+                    known[path] = part
+                    files.append(KnownFile(path, part.bytes, own))
+        return known, files
 
     def receive(
         self,
         data: IO[bytes],
-        known: Mapping[str, Held],
-        counters: Counters | None,
+        known: Mapping[str, Part],
+        counters: LogVolume | None,
         *,
         requested_ms: int,
         accepts_older: bool = False,
-        stats: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
     ) -> Generation:
         """Store the files of an incremental backup, and then its generation.
 
-        ``data`` is the tar. ``known`` is the result of `known` that was reported. ``requested_ms``
-        is the time of the request. ``stats`` returns the received bytes and the duration in
-        seconds. Raise `BadStandby`, `SourceOlder` unless ``accepts_older``, OSError, or the errors
-        of ``data``.
+        ``data`` is the tar. ``known`` contains the files that were reported (`known`).
+        ``requested_ms`` is the time of the request.
+
+        Raise `NotABackup`, `SourceOlder` unless ``accepts_older``, OSError, or the errors of
+        ``data``.
         """
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
         number = self._next_number()
         received: dict[str, tuple[str, str]] = {}  # by path: the file, the hash of the sent bytes
-        manifest = None
-        try:
-            # The members arrive in any order, but the manifest is the last one.
-            for name, content in _members(data):
-                if manifest is not None:
-                    raise BadStandby(f"the backup has a member {name!r} after its manifest")
-                if name == backup_archive.MANIFEST:
-                    manifest = backup_archive.unsealed(content.read())
-                    continue
-                # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
-                path, _, kept = name.partition("@")
-                is_valid = not kept or (
-                    path.startswith(LOG) and path in known and kept == str(known[path].bytes)
-                )
-                if not backup_archive.NAME.fullmatch(path) or not is_valid:
-                    raise BadStandby(f"the backup has an unexpected member {name!r}")
-                file = known[path].file if kept else f"{path}.{number}"
-                received[path] = file, self._store(content, file, int(kept or 0))
-        except (tarfile.TarError, BadManifest) as error:
-            raise BadStandby(str(error)) from error
-        # If the manifest is missing, the transfer was interrupted.
-        if manifest is None:
-            raise BadStandby("the backup has no manifest at its end")
+
+        def store(info: tarfile.TarInfo, content: IO[bytes]) -> None:
+            # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
+            path, _, kept = info.name.partition("@")
+            is_valid = not kept or (
+                path.startswith(LOG) and path in known and kept == str(known[path].bytes)
+            )
+            if not backup_archive.NAME.fullmatch(path) or not is_valid:
+                raise unexpected(info)
+            file = known[path].file if kept else f"{path}.{number}"
+            received[path] = file, self._store(content, file, int(kept or 0))
+
+        manifest = read_archive(data, store)
         if not accepts_older:
             self._check_age(manifest)
         parts = [self._part(member, known, received) for member in manifest.members]
         # Names must be durable before the manifest that relies on them.
         for folder, _, _ in os.walk(self.files):
             sync_directory(Path(folder))
-        size, seconds = stats()
         generation = Generation(
+            **msgspec.structs.asdict(manifest) | {"members": parts},
             number=number,
-            created_ms=manifest.created_ms,
-            version=manifest.version,
-            shards=manifest.shards,
-            cuts=manifest.cuts,
-            runs=manifest.runs,
             requested_ms=requested_ms,
-            received_bytes=size,
-            seconds=seconds,
+            received_bytes=data.tell(),
+            seconds=max(0.0, time.time() - requested_ms / 1000),
             counters=counters,
-            parts=parts,
         )
-        encoded = msgspec.json.encode(generation)
-        sealed = _Sealed(msgspec.Raw(encoded), hashlib.sha256(encoded).hexdigest())
-        replace_file(self._manifest(number), msgspec.json.encode(sealed))
+        replace_file(self._manifest(number), backup_archive.sealed(generation))
         return generation
 
     def _check_age(self, manifest: Manifest) -> None:
@@ -408,7 +350,7 @@ class Standby:
             while block := content.read(BLOCK_BYTES):
                 digest.update(block)
                 file.write(block)
-            # The file must be durable before the manifest that refers to it.
+            # The file must be durable before the manifest.
             file.flush()
             os.fsync(file.fileno())
         if not offset:
@@ -418,21 +360,22 @@ class Standby:
     def _part(
         self,
         member: Member,
-        known: Mapping[str, Held],
+        known: Mapping[str, Part],
         received: Mapping[str, tuple[str, str]],
     ) -> Part:
         """Return the part of a member, after checking that all of its bytes are present."""
         path, size = member.path, member.bytes
-        held = known.get(path, Held("", 0, ""))
-        file, sent = received.get(path, (held.file, ""))
-        # The server has hashed only the bytes that it sent, so compare their hash first.
-        if sent and sent != member.sha256:
-            raise BadStandby(f"{path} was altered in transit")
-        if not sent and (path not in known or held.bytes < size):
-            raise BadStandby(f"{path} is missing in the backup")
-        # A file that is complete and was not sent keeps its hash.
-        digest = held.sha256 if not sent and held.bytes == size else ""
-        return Part(path, file, size, member.size, digest or self._hash(file, size))
+        if path in received:
+            file, sent = received[path]
+            # Compare the bytes that were sent before they are combined with earlier ones.
+            if sent != member.sha256:
+                raise NotABackup(f"{path} was altered on the way")
+            digest = ""
+        elif path in known and known[path].bytes == size:
+            file, digest = known[path].file, known[path].sha256
+        else:
+            raise NotABackup(f"{path} is missing in it")
+        return Part(path, size, member.size, digest or self._hash(file, size), file=file)
 
     def _hash(self, file: str, size: int) -> str:
         """Return the SHA-256 of the first bytes of a file, as in `Part`."""
@@ -457,8 +400,8 @@ class Standby:
         generations use.
         """
         numbers = self.numbers()
-        # Remove the manifests first. After a crash in between, files without a manifest remain,
-        # and the next call removes them.
+        # Remove the manifests first. If the process is killed in between, the next call removes
+        # the files that no manifest names.
         for number in numbers[:-keep]:
             self._manifest(number).unlink()
         sync_directory(self.generations)
@@ -472,10 +415,11 @@ class Standby:
         self._hashes = {file: held for file, held in self._hashes.items() if file in named}
 
     def _files_of(self, number: int) -> frozenset[str]:
+        """Return the files of a generation. It has none if its manifest is damaged."""
         if number in self._named:
             return self._named[number]
         try:
-            return frozenset(part.file for part in self.generation(number).parts)
+            return frozenset(part.file for part in self.generation(number).members)
         except BadStandby:
             return frozenset()  # the generation cannot be restored anyway
 
@@ -487,22 +431,22 @@ class Standby:
         Only segments and blobs get hard links. If the file system does not support hard links, all
         files are copied. The hashes of copies are checked. Raise `BadStandby` or OSError.
         """
-        for part in generation.parts:
+        for part in generation.members:
             if not backup_archive.NAME.fullmatch(part.path) or not _is_of(part.path, part.file):
                 raise BadStandby(f"generation {generation.number} has an invalid file {part.file}")
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A hard link shares its bytes with the standby, which remains in use if the promotion
-            # fails. Only the delete flags of a segment are changed, and a blob never changes. Log
-            # files and checkpoints may be overwritten, so they are copied.
+            # A hard link shares its bytes with the generation, also if the promotion fails. So
+            # only files are linked that a promotion does not change, apart from delete flags.
             is_linked = link and part.path.startswith(("segment/", "blob/"))
             if not (is_linked and _linked(source, target)):
                 self._copy(part, source, target)
             if target.stat().st_size != part.bytes:
                 raise BadStandby(f"{source} is cut or was altered")
-        return generation.manifest
+        return generation
 
     def _copy(self, part: Part, source: Path, target: Path) -> None:
+        """Copy the bytes of a part, and check its hash. Raise `BadStandby` or OSError."""
         digest, size = hashlib.sha256(), 0
         try:
             with source.open("rb") as reader, target.open("xb") as writer:
@@ -515,22 +459,6 @@ class Standby:
             raise BadStandby(f"{error.filename} is missing") from error
         if (size, digest.hexdigest()) != (part.bytes, part.sha256):
             raise BadStandby(f"{source} is cut or was altered")
-
-
-def _members(data: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and content of each member of a tar. Raise `BadStandby` or TarError."""
-    with tarfile.open(fileobj=data, mode="r|") as tar:
-        while True:
-            try:
-                info = tar.next()
-            except BAD_TAR as error:
-                raise BadStandby(f"the backup is not a tar archive: {error}") from error
-            if info is None:
-                return
-            content = tar.extractfile(info)
-            if content is None:
-                raise BadStandby(f"the backup has an unexpected member {info.name!r}")
-            yield info.name, content
 
 
 def _linked(source: Path, target: Path) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.support.shard import ShardHarness
 from topics.actors.shard import record_store
 from topics.engine.topic import RESERVE_MIN
+from topics.storage.disk import Damaged
 from topics.storage.wal.log_file import NoSpace
 
 FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -66,3 +69,21 @@ async def test_the_files_of_a_topic_are_removed_once_its_deletion_is_durable(
     assert path.exists()
     harness.synced()
     assert not path.exists()
+
+
+# Damage
+
+
+async def test_damage_is_logged_once_for_each_location_up_to_a_maximum(
+    harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(record_store, "REPORTED_MAX", 3)
+    store = harness.commits.store
+    with structlog.testing.capture_logs() as logged:
+        for offset in (0, 8, 8, 0, 16, 24, 32, 0):
+            store.report(Damaged(tmp_path / "a", offset, "wrong checksum"))
+    assert [(line["event"], line.get("offset")) for line in logged] == [
+        *(("data damaged", offset) for offset in (0, 8, 16)),
+        ("more damage not logged", None),
+    ]
+    assert len(store._reported) == 3

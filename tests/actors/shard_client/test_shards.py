@@ -213,6 +213,25 @@ async def test_only_a_waiting_claim_survives_a_stall(
     assert harness.shard.given_back == [UnclaimedParams("q", 5, [1, 2])], "those of the other claim"
 
 
+async def test_only_a_positive_wait_ms_makes_a_call_wait(
+    harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
+) -> None:
+    waiting = [
+        harness.ask(DIFF, b'{"node":"wait_ms", "wait_ms" : 1}'),
+        harness.ask(CLAIM, b'{"wait_ms":500,"node":"n"}', TopicParams("q", 0)),
+    ]
+    others = [
+        harness.ask(DIFF, b'{"from_seq":0,"wait_ms":0}'),
+        harness.ask(DIFF, b'{"node":"wait_ms"}'),
+        harness.ask(DIFF, rb'{"node":"\"wait_ms\":1"}'),
+        harness.ask(DIFF, b'{"limit":1,"other":["wait_ms",1]}'),
+        harness.ask(CLAIM, b'{"node":"n","wait_ms":0}', TopicParams("q", 0)),
+    ]
+    await harness.stall()
+    assert waiting == [[], []]
+    assert others == [["stalled"]] * 5
+
+
 async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -68,6 +68,6 @@ def test_a_manifest_of_another_version_is_rejected_with_any_fields(found: int) -
     )
     reason = f"the manifest has format version {found}; this program reads version 1$"
     with pytest.raises(BadManifest, match=reason):
-        backup_archive.unsealed(whole)
+        backup_archive.unsealed(whole, Manifest)
     own = Manifest(backup_archive.FORMAT, "test", 1, 0, [0], [])
-    assert backup_archive.unsealed(backup_archive.sealed(own)) == own
+    assert backup_archive.unsealed(backup_archive.sealed(own), Manifest) == own

@@ -218,9 +218,8 @@ def test_a_stream_continues_with_a_promoted_standby(
         mortal.append(topic, range(4, 9))
         assert running.seqs() == [4, 5, 6, 7, 8]
         server.kill()
-        copy.lock()
-        promote(copy, as_new=False, with_damage=False, fence=None)
-        copy.unlock()
+        with copy.lock():
+            promote(copy, as_new=False, with_damage=False, fence=None)
         shutil.rmtree(server.data_dir)
         shutil.copytree(copy.path, server.data_dir)
         server.start()

@@ -6,7 +6,7 @@
     MEMORY    stored here, until released      the engine's, in memory
 
 The record store implements the engine's `Store`. Damaged data found by a reader is logged once for
-each disk location.
+each disk location, for up to `REPORTED_MAX` locations.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.log import Wal
 
 RELEASE_STEP: Final = 4096  # locators freed in one step, in less than a millisecond
+REPORTED_MAX: Final = 1000  # damaged disk locations that are logged until a restart
 log = structlog.get_logger()
 
 
@@ -171,12 +172,18 @@ class RecordStore:
         self._segments.maps.reset_checked()
 
     def report(self, damage: Damaged) -> None:
-        """Log damage, but only once for each disk location, because many readers may find it."""
-        if (damage.path, damage.offset) not in self._reported:
-            self._reported.add((damage.path, damage.offset))
-            log.error(
-                "data damaged", path=str(damage.path), offset=damage.offset, reason=damage.reason
-            )
+        """Log damage, but only once for each disk location, because many readers may find it.
+
+        After `REPORTED_MAX` locations no more damage is logged, because a failing disk may have
+        millions of damaged locations.
+        """
+        location = damage.path, damage.offset
+        if location in self._reported or len(self._reported) == REPORTED_MAX:
+            return
+        self._reported.add(location)
+        log.error("data damaged", path=str(damage.path), offset=damage.offset, reason=damage.reason)
+        if len(self._reported) == REPORTED_MAX:
+            log.error("more damage not logged", logged=REPORTED_MAX)
 
 
 def _live_extent(index: RecordIndex, at: int) -> Locator | None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -83,8 +83,11 @@ class Manifest(msgspec.Struct, frozen=True):
     shards: int
     created_ms: int
     cuts: list[int]
-    members: list[Member]
+    members: Sequence[Member]
     runs: list[int] = []
+
+
+AnyManifest = TypeVar("AnyManifest", bound=Manifest)
 
 
 class _Sealed(msgspec.Struct):
@@ -107,7 +110,7 @@ def sealed(manifest: Manifest) -> bytes:
     return msgspec.json.encode(held) + b"\n"
 
 
-def unsealed(data: bytes) -> Manifest:
+def unsealed(data: bytes, kind: type[AnyManifest]) -> AnyManifest:
     """Decode a manifest and verify its checksum and version. Raises `BadManifest`."""
     try:
         held = msgspec.json.decode(data, type=_Sealed)
@@ -116,10 +119,9 @@ def unsealed(data: bytes) -> Manifest:
         version = msgspec.json.decode(held.manifest, type=_Version).format
         if version != FORMAT:
             raise BadManifest(f"the manifest {unknown(version, FORMAT)}")
-        found = msgspec.json.decode(held.manifest, type=Manifest)
+        return msgspec.json.decode(held.manifest, type=kind)
     except msgspec.MsgspecError as error:
         raise BadManifest(f"the manifest is invalid: {error}") from error
-    return found
 
 
 def run_of(path: str, runs: Sequence[int]) -> bytes:
