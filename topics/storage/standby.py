@@ -369,7 +369,7 @@ class Standby:
             file, sent = received[path]
             # Compare the bytes that were sent before they are combined with earlier ones.
             if sent != member.sha256:
-                raise NotABackup(f"{path} was altered on the way")
+                raise NotABackup(f"{path} was altered in transit")
             digest = ""
         elif path in known and known[path].bytes == size:
             file, digest = known[path].file, known[path].sha256
