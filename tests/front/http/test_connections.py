@@ -175,6 +175,20 @@ def test_a_connection_with_unread_input_is_not_displaced(pair: Pair, how: str) -
     assert ended(connection) == "open"
 
 
+def test_a_connection_that_its_client_has_closed_is_not_displaced(pair: Pair) -> None:
+    """The search for an earlier eviction has found it, and no slot would become free."""
+    connections, connection, _ = pair
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        closed = Connection(ours, connections)
+        closed.inactive_since = connection.inactive_since + 1
+        connections.add(closed)
+        assert connections.evict(keyless_only=False)
+        assert ended(connection) == "closed"
+        connections.remove(closed)
+        assert not connections.evict(keyless_only=False)
+
+
 @pytest.mark.parametrize("has_key", [True, False])
 def test_with_keys_a_client_without_one_is_displaced_despite_its_input(
     pair: Pair, has_key: bool

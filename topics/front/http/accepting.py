@@ -131,7 +131,7 @@ CHECKS_PER_ITERATION = 8
 # wait about a second.
 WAITING_MAX = 512
 UNSORTED_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
-TASK_END_PASSES = 8  # maximum number of iterations until a cancelled task closes its connection
+TASK_END_PASSES = 2  # maximum number of iterations until a cancelled task closes its connection
 RETRY_S = 0.1
 FIRST_READ_BYTES = 64 * 1024
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)

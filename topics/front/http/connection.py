@@ -464,8 +464,9 @@ class Connections:
                 # Search once: input is read and hang-ups are noticed only in later iterations.
                 has_searched = True
             since, connection = self._candidates.pop()
-            # Skip connections that have become active or have ended since the search.
-            if connection.inactive_since == since and not connection.is_ended:
+            # Skip connections that have become active or were closed since the search.
+            is_open = connection in self._open and not connection.is_ended
+            if is_open and connection.inactive_since == since:
                 if not (connection.idle and connection.has_input):
                     return connection
                 if self.has_keys and connection.principal is ANYONE:
