@@ -46,7 +46,7 @@ def test_other_heads_are_not_cut(line: bytes) -> None:
     assert cut_topic_name(head(line)) is None
 
 
-def test_a_head_above_the_bound_is_not_cut_below_it() -> None:
+def test_a_head_is_cut_only_up_to_the_maximum_size() -> None:
     raw = head(b"PUT /v0/topics/abc")
     long = raw[:-2] + b"x: " + b"y" * (HEAD_MAX_BYTES - len(raw) - 5) + b"\r\n\r\n"
     assert len(long) == HEAD_MAX_BYTES
