@@ -178,11 +178,11 @@ def test_a_cut_never_shortens_the_file_even_briefly(
     for name in ("ftruncate", "posix_fallocate", "pwrite", "pwritev", "fsync"):
         real = getattr(os, name)
 
-        def noted(*arguments: Any, real: Any = real) -> Any:
+        def recording(*arguments: Any, real: Any = real) -> Any:
             result = real(*arguments)
             sizes.append(file.path.stat().st_size)
             return result
 
-        monkeypatch.setattr(os, name, noted)
+        monkeypatch.setattr(os, name, recording)
     file.cut(0x1000 + 100)
     assert set(sizes) == {SIZE}
