@@ -12,11 +12,11 @@ from topics.spark.client.http import ADVICE, RequestError
 
 
 @pytest.mark.parametrize(("code", "advice"), ADVICE.items())
-def test_a_known_code_comes_with_its_advice(code: str, advice: str) -> None:
+def test_the_error_of_a_known_code_contains_its_advice(code: str, advice: str) -> None:
     assert str(RequestError("t", 500, code, "no")) == f'topic "t": 500 {code}: no ({advice})'
 
 
-def test_an_unknown_code_comes_without_advice() -> None:
+def test_the_error_of_an_unknown_code_contains_no_advice() -> None:
     assert str(RequestError("t", 418, "teapot", "short")) == 'topic "t": 418 teapot: short'
 
 

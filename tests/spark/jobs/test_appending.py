@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# Not repeated by the client: the task fails and Spark runs it again.
+# The client does not retry this error. The task fails, and Spark retries it.
 CRASH = Fault(status=500, code="internal")
 WAIT_S = 60.0
 
@@ -161,4 +161,4 @@ def test_a_given_durability_changes_an_existing_topic(stub: StubServer) -> None:
         given = {"servers": stub.url, "topic": "t", "durability": "fsync"}
         open_dest(SinkOptions.parse(given))
         assert stub.topics["t"].config["durability"] == "fsync"
-    assert stub.statuses("PUT") == [200], "the second time it is as named"
+    assert stub.statuses("PUT") == [200], "the second call finds the durability unchanged"

@@ -141,7 +141,7 @@ def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
         Connection.parse({"servers": URL, "apiKeyFile": str(tmp_path / "key")})
 
 
-def test_numbers_flags_and_choices() -> None:
+def test_numbers_flags_and_choices_are_parsed_and_have_defaults() -> None:
     options = {"minpartitions": " 7", "failondataloss": "FALSE", "durability": "Fsync"}
     options["createtopic"] = "maybe"
     assert (Given(options).number("minPartitions"), Given({}).number("minPartitions")) == (7, 1)
@@ -221,11 +221,11 @@ def test_a_topic_is_located_on_any_server_and_created_by_its_name(stub: StubServ
 def test_the_default_retries_last_almost_ten_minutes() -> None:
     connection = Connection.parse({"servers": URL})
     attempts = Attempts(connection.retry())
-    nobody = ConnectionLost("refused", was_sent=False)
-    pauses = sum(attempts.pause_after(nobody) for _ in range(RETRIES))
+    refused = ConnectionLost("refused", was_sent=False)
+    pauses = sum(attempts.pause_after(refused) for _ in range(RETRIES))
     assert 8 * 60 < pauses < 11 * 60
     with pytest.raises(ConnectionLost):
-        attempts.pause_after(nobody)
+        attempts.pause_after(refused)
 
 
 @pytest.fixture

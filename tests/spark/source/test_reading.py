@@ -64,7 +64,7 @@ def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_bat
         assert [batch.num_rows for batch in batches] == counts
         rows = [row.values() for batch in batches for row in batch.to_pylist()]
         assert [tuple(row) for row in rows] == planned
-    assert [(made.connections, requests[made]) for made in clients] == [(1, 5)] * 3
+    assert [(each.connections, requests[each]) for each in clients] == [(1, 5)] * 3
 
 
 def test_records_of_a_node_are_left_out(live: Live) -> None:
