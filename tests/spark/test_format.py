@@ -154,7 +154,7 @@ def last_message(failure: BaseException) -> str:
     return next(line for line in reversed(lines) if not line.startswith("SQLSTATE"))
 
 
-def test_invalid_input_ends_with_one_line(spark: SparkSession, live: Live) -> None:
+def test_invalid_input_is_reported_in_one_line(spark: SparkSession, live: Live) -> None:
     register(spark)  # again
     live.make("spark.evicted", 10, cap_records=4)
     lost = {"subscribe": "spark.evicted", "startingOffsets": '{"spark.evicted": 2}'}

@@ -76,7 +76,7 @@ def test_any_value_has_the_depth_of_its_lists_and_dicts() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", [b'{"data":%b}', b'{"data":1,"meta":{"a":%b}}'])
-def test_an_append_of_a_client_is_limited_in_depth_but_one_of_a_shard_is_not(
+def test_the_depth_of_an_append_is_limited_for_clients_but_not_for_shards(
     kind: Callable[[int], bytes], template: bytes
 ) -> None:
     def body(depth: int) -> bytes:

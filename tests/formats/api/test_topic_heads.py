@@ -71,7 +71,7 @@ def test_heads_that_are_equal_without_names_differ_only_in_their_names(
 @given(
     st.from_regex(r"[A-Za-z0-9._:/?%#=-]{0,40}", fullmatch=True), st.sampled_from(["POST", "PUT"])
 )
-def test_the_route_table_and_the_cut_find_the_same_name(rest: str, method: str) -> None:
+def test_the_route_table_and_cut_topic_name_find_the_same_name(rest: str, method: str) -> None:
     raw = head(f"{method} /v0/topics/{rest}".encode())
     cut = cut_topic_name(raw)
     if cut is None:

@@ -114,7 +114,7 @@ def test_control_frames_are_returned_between_the_fragments_they_interrupt() -> N
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 125, 126, 1024, 65_536, 65_537])
-def test_a_message_of_the_maximum_length_passes_and_one_byte_more_fails(size: int) -> None:
+def test_a_message_may_have_the_maximum_length_but_not_one_byte_more(size: int) -> None:
     complete = Frame(TEXT, b"x" * size)
     assert events_of(frame(0x81, b"x" * size), (), size) == [complete]
     ping = frame(0x89, b"p" * 125)

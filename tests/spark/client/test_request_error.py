@@ -20,7 +20,7 @@ def test_the_error_of_an_unknown_code_contains_no_advice() -> None:
     assert str(RequestError("t", 418, "teapot", "short")) == 'topic "t": 418 teapot: short'
 
 
-def test_a_message_of_several_lines_becomes_one() -> None:
+def test_a_message_of_several_lines_becomes_one_line() -> None:
     error = RequestError("t", 400, "x", " one\n\ttwo  three\r\n")
     assert error.message == "one two three"
     assert "\n" not in str(error)

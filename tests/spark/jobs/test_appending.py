@@ -42,7 +42,7 @@ def ids(stub: StubServer) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_task_that_fails_after_three_of_five_requests_appends_nothing_twice(
+def test_a_task_that_fails_after_three_of_five_requests_appends_no_record_twice(
     spark: SparkSession, stub: StubServer
 ) -> None:
     options = opened(stub.url)
@@ -73,7 +73,7 @@ def test_ordered_rows_make_the_same_requests_from_any_partitions(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_task_whose_rows_differ_in_its_second_attempt_loses_none_and_reports_the_surplus(
+def test_a_task_whose_rows_differ_between_attempts_loses_no_row_and_reports_the_surplus(
     spark: SparkSession, stub: StubServer
 ) -> None:
     def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -146,7 +146,7 @@ def test_query_and_number_identify_a_micro_batch(stub: StubServer, in_task: dict
 
 
 @pytest.mark.usefixtures("in_task")
-def test_a_task_without_query_and_batch_appends_nothing(stub: StubServer) -> None:
+def test_a_task_without_query_and_batch_appends_no_record(stub: StubServer) -> None:
     with pytest.raises(JobError, match="does not pass query and batch"):
         StreamWriter(options(stub), SCHEMA, overwrite=False).write(iter([rows(10)]))
     assert stub.topics["t"].records == []

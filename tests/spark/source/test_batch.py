@@ -104,7 +104,7 @@ def test_timestamps_select_offsets(live: Live) -> None:
     assert ranges(both) == [("batch.times", 3, 5)]
 
 
-def test_a_start_time_above_an_end_offset_reads_nothing_and_warns(
+def test_a_start_time_above_an_end_offset_reads_no_record_and_warns(
     live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
     live.make("batch.crossed", 3)

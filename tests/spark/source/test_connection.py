@@ -127,7 +127,7 @@ def test_the_key_is_pickled_but_never_printed() -> None:
         ({"readTimeoutMs": "0"}, "option readTimeoutMs is 0; it is at least 1"),
     ],
 )
-def test_an_invalid_option_is_one_clear_line(options: dict[str, str], message: str) -> None:
+def test_an_invalid_option_is_reported_in_one_line(options: dict[str, str], message: str) -> None:
     with pytest.raises(BadOption) as caught:
         Connection.parse({"servers": URL} | options if "url" not in options else options)
     assert message in str(caught.value)
@@ -287,7 +287,9 @@ def test_certificates_are_read_from_the_files_of_the_options(tls: str, tmp_path:
         ({"certFile": "/nowhere", "servers": URL}, "servers with https:// addresses"),
     ],
 )
-def test_invalid_files_of_certificates_are_one_line(options: dict[str, str], message: str) -> None:
+def test_invalid_certificate_files_are_reported_in_one_line(
+    options: dict[str, str], message: str
+) -> None:
     with pytest.raises(BadOption) as caught:
         Connection.parse({"servers": "https://h:1"} | options)
     assert message in str(caught.value)

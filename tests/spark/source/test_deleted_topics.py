@@ -253,7 +253,7 @@ def test_the_offsets_stay_small_after_1200_short_lived_topics(
     assert (query.reader.reportLatestOffset() or {})["a"] == {}
 
 
-def test_a_deletion_is_a_batch_without_records_and_the_next_one_is_idle(
+def test_a_deletion_creates_a_batch_without_records_and_the_next_batch_is_idle(
     servers: dict[str, ModelServer],
 ) -> None:
     query = Query(strict=True)

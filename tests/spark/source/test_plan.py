@@ -149,7 +149,7 @@ def test_a_server_without_a_reply_keeps_its_positions() -> None:
     assert end == {"down": {"t": Position(30, 6)}, "s": {"t": Position(50, 7, head=50)}}
 
 
-def test_a_head_below_the_position_changes_nothing() -> None:
+def test_a_head_below_the_position_does_not_change_the_position() -> None:
     start: Offsets = {"s": {"t": Position(60, 7)}}
     found = steps(start, {"s": {"t": HEAD}}, {}, ignore)
     assert [step.lag for step in found] == [0]

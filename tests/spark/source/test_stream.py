@@ -203,7 +203,7 @@ def test_a_recreated_topic_is_detected(live: Live, capfd: pytest.CaptureFixture[
         assert state.epoch == epoch
 
 
-def test_a_deleted_topic_of_a_pattern_leaves_the_offsets_and_is_new_when_it_is_recreated(
+def test_a_deleted_topic_of_a_pattern_is_dropped_from_the_offsets_and_is_new_when_recreated(
     live: Live,
 ) -> None:
     pattern = {"subscribePattern": r"stream\.short\..*"}

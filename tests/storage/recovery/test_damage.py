@@ -142,7 +142,7 @@ def test_segments_without_an_intact_checkpoint_are_refused_with_a_message(
     assert tree(path) == damaged
 
 
-def test_a_start_without_space_for_a_folder_changes_nothing(
+def test_a_start_without_space_for_a_folder_changes_no_file(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
@@ -175,7 +175,7 @@ def just_sealed(path: Path) -> tuple[Path, Seen]:
     return path, before
 
 
-def test_a_kill_between_the_first_segment_and_the_first_checkpoint_loses_nothing(
+def test_a_kill_between_the_first_segment_and_the_first_checkpoint_loses_no_record(
     tmp_path: Path,
 ) -> None:
     path, before = just_sealed(tmp_path / "data")

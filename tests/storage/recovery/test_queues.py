@@ -157,7 +157,7 @@ def test_a_move_to_the_dead_letter_topic_continues_after_a_kill(
     client.kill()
 
 
-def test_a_clock_step_holds_no_job_longer_than_the_maximum_lease(tmp_path: Path) -> None:
+def test_no_job_is_held_longer_than_the_maximum_lease_after_a_clock_step(tmp_path: Path) -> None:
     client = queue(tmp_path)
     client.append("q", 1, 2)
     client.append("q", records=[{"data": 1, "delay_ms": 1000}])
@@ -197,7 +197,7 @@ def test_jobs_in_every_state_are_restored_as_they_were(tmp_path: Path, stop: boo
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_kill_between_any_two_frames_keeps_everything_acknowledged_before_it(
+def test_a_kill_between_any_two_frames_keeps_all_changes_acknowledged_before_it(
     tmp_path: Path,
 ) -> None:
     acknowledged: list[tuple[int, Known]] = [(0, Known({}, {}, 0))]

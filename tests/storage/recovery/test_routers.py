@@ -84,7 +84,7 @@ def test_routers_are_restored_as_they_were(tmp_path: Path, stop: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_between_any_two_frames_keeps_everything_acknowledged_before_it(
+def test_a_kill_between_any_two_frames_keeps_all_changes_acknowledged_before_it(
     tmp_path: Path,
 ) -> None:
     acknowledged: list[tuple[int, Known]] = [(0, ({}, 0))]

@@ -41,7 +41,7 @@ def test_no_seq_is_assigned_twice_after_power_failures(
 
 
 @pytest.mark.parametrize("before", ["memory", "disk"])
-def test_a_topic_that_became_fsync_loses_nothing_and_reports_no_loss(
+def test_a_topic_that_was_changed_to_fsync_loses_no_record_and_reports_no_loss(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = LossyDisk(monkeypatch)

@@ -43,7 +43,7 @@ def test_a_log_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> 
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_without_space_for_a_new_file_the_log_continues_in_the_old_one(
+def test_without_space_for_a_new_file_the_log_continues_in_the_old_file(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = hand_over(wal, frame(2000, seq=1), sync=True)

@@ -84,7 +84,7 @@ def test_only_the_name_of_the_first_log_file_made_from_a_spare_is_synced(
 
 
 @pytest.mark.parametrize("call", ["open", "posix_fallocate", "pwrite", "fdatasync"])
-def test_a_log_file_that_cannot_be_created_leaves_nothing(
+def test_a_log_file_that_cannot_be_created_leaves_no_file(
     call: str, file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

@@ -168,7 +168,7 @@ def test_syncs_that_are_expensive_on_average_end_the_syncs_of_the_loop() -> None
     assert not pace.is_cheap(now)
 
 
-def test_slow_syncs_of_the_thread_do_not_count() -> None:
+def test_slow_syncs_of_the_thread_do_not_pause_the_syncs_of_the_loop() -> None:
     pace = cheap()
     for now in range(5):
         pace.note(1.0, now, by_loop=False)

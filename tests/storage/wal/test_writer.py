@@ -46,7 +46,7 @@ def test_records_are_found_by_their_locators(wal: Log) -> None:
     assert wal.counters.rotations == 2
 
 
-def test_only_a_group_that_requests_it_is_synced(wal: Log) -> None:
+def test_only_a_group_that_requests_a_sync_is_synced(wal: Log) -> None:
     first = hand_over(wal, frame())
     assert (first.written, first.synced, first.sync_ms) == (wal.next_lsn, 0, 0.0)
     second = hand_over(wal, frame(), sync=True)
