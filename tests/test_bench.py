@@ -32,7 +32,7 @@ REPLIES: dict[str, tuple[Callable[[], Reply], bytes]] = {
     "redis, range": (redis.Page, b"*2\r\n" + ENTRIES),
     "redis, stream": (redis.Page, b"*1\r\n*2\r\n$5\r\nbench\r\n*2\r\n" + ENTRIES),
     "redis, nothing": (redis.Page, b"*0\r\n"),
-    "nats, two answers": (lambda: nats.Answers(2), b"+OK\r\n" + MESSAGE * 2),
+    "nats, two answers": (lambda: nats.Messages(2), b"+OK\r\n" + MESSAGE * 2),
     "nats, batch": (
         nats.Batch,
         MESSAGE + b"HMSG got 1 16 16\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\n\r\n\r\n",
@@ -155,9 +155,9 @@ def test_a_short_soak_loses_no_record_in_a_stop_and_a_kill(tmp_path: Path) -> No
         ([0, 1, 2], [], ""),
         ([0, 2], [1], ""),
         ([0, 1], [2], ""),
-        ([0, 2], [], "record 2 comes for 1"),
-        ([0, 1, 1, 2], [], "record 1 comes for 2"),
-        ([0, 1], [], "record 3 comes for 2"),
+        ([0, 2], [], "record 2 received, 1 expected"),
+        ([0, 1, 1, 2], [], "record 1 received, 2 expected"),
+        ([0, 1], [], "record 3 received, 2 expected"),
     ],
 )
 def test_a_reader_reports_a_lost_or_duplicated_record(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.bench.peers.load import Room, drive
+from tests.bench.peers.load import FanOut, drive
 from tests.bench.peers.system import System
 from tests.bench.processes import cpu_s
 
@@ -67,7 +67,7 @@ class Cell(NamedTuple):
         """Return whether a lower value is better."""
         return self.name.endswith("ms")
 
-    def takes(self, system: type[System]) -> bool:
+    def is_supported_by(self, system: type[System]) -> bool:
         """Return whether the server has the required ability."""
         return (
             self.group in system.groups
@@ -103,9 +103,9 @@ def settle(system: System) -> None:
         time.sleep(QUIET_S)
 
 
-def differs(held: int, expected: int) -> str:
+def difference(found: int, expected: int) -> str:
     """Describe the difference of two counts. The text is empty if they agree."""
-    return "" if held == expected else f"holds {held:,}, {expected:,} expected"
+    return "" if found == expected else f"holds {found:,}, {expected:,} expected"
 
 
 def append(clients: int, batch: int) -> Callable[[System, Scale], Figure]:
@@ -118,7 +118,7 @@ def append(clients: int, batch: int) -> Callable[[System, Scale], Figure]:
         cpu = Cpu(system)
         loaded = drive(connected, scale.seconds)
         used = cpu.us_each(loaded.done)
-        wrong = differs(system.count(), warm.done + loaded.done)
+        wrong = difference(system.count(), warm.done + loaded.done)
         return Figure(loaded.done / loaded.took_s, used, wrong)
 
     return run
@@ -140,21 +140,21 @@ def fill(system: System, records: int) -> int:
 def read(system: System, scale: Scale) -> Figure:
     records = fill(system, scale.read_records)
     cpu, began = Cpu(system), time.perf_counter()
-    got = sum(system.read(READ_LIMIT))
+    received = sum(system.read(READ_LIMIT))
     took = time.perf_counter() - began
-    return Figure(got / took, cpu.us_each(got), differs(got, records))
+    return Figure(received / took, cpu.us_each(received), difference(received, records))
 
 
 def live(subscribers: int, *, flood: bool) -> Callable[[System, Scale], Figure]:
     def run(system: System, scale: Scale) -> Figure:
         publisher, request = system.publisher()
-        room = Room(publisher, [system.subscriber() for _ in range(subscribers)])
+        fan_out = FanOut(publisher, [system.subscriber() for _ in range(subscribers)])
         time.sleep(SETTLE_S)
         cpu = Cpu(system)
-        measure = room.flood if flood else room.latency_ms
+        measure = fan_out.flood if flood else fan_out.latency_ms
         value = measure(request, scale.seconds)
-        wrong = differs(room.delivered, room.published * subscribers)
-        return Figure(value, cpu.us_each(room.delivered), wrong)
+        wrong = difference(fan_out.delivered, fan_out.published * subscribers)
+        return Figure(value, cpu.us_each(fan_out.delivered), wrong)
 
     return run
 
@@ -162,12 +162,12 @@ def live(subscribers: int, *, flood: bool) -> Callable[[System, Scale], Figure]:
 def queue(workers: int, batch: int) -> Callable[[System, Scale], Figure]:
     def run(system: System, scale: Scale) -> Figure:
         jobs = fill(system, int(JOBS_A_SECOND * scale.seconds))
-        hired = [system.worker(number, batch) for number in range(workers)]
+        connected = [system.worker(number, batch) for number in range(workers)]
         cpu = Cpu(system)
-        loaded = drive(hired, scale.seconds)
+        loaded = drive(connected, scale.seconds)
         used, left = cpu.us_each(loaded.done), system.count()
         # A worker that was stopped between its claim and its ack still holds these jobs.
-        return Figure(loaded.done / loaded.took_s, used, differs(left, jobs - loaded.done))
+        return Figure(loaded.done / loaded.took_s, used, difference(left, jobs - loaded.done))
 
     return run
 

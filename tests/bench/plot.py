@@ -91,8 +91,8 @@ def _scale(most: float) -> tuple[float, float]:
 
 
 def _text(x: float, y: float, kind: str, text: str, anchor: str = "start") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {place}>{escape(text)}</text>'
+    position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {position}>{escape(text)}</text>'
 
 
 def _line(kind: str, x: float, y: float, to_x: float, to_y: float) -> str:

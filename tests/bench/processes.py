@@ -59,7 +59,7 @@ def _machine() -> list[int]:
 
 
 def quiet(server: Server) -> None:
-    """Wait until nothing is sealed and the processes use no time."""
+    """Wait until the processes of the server are idle, so that no sealing is in progress."""
     pids, before = server.pids(), -1.0
     while (now := cpu_s(*pids)) - before > 0.05:
         before = now

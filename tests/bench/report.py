@@ -46,10 +46,10 @@ def shown(cell: str, value: float | None) -> str:
 
 def spread(runs: Runs | None) -> str:
     """Return the spread of the runs of one cell, in percent of their median."""
-    middle = median(runs)
-    if runs is None or not middle:
+    median_value = median(runs)
+    if runs is None or not median_value:
         return ""
-    return f"{(max(runs['values']) - min(runs['values'])) / middle:.0%}"
+    return f"{(max(runs['values']) - min(runs['values'])) / median_value:.0%}"
 
 
 def ratio(cell: str, ours: float | None, theirs: float | None) -> str:
@@ -158,7 +158,7 @@ that uses less processor time leaves more to the client.
 
 def page(results: Results) -> str:
     """Render the complete page."""
-    told = results["conditions"] | results["versions"]
+    details = results["conditions"] | results["versions"]
     parts = [HEAD]
     if results["cells"]:
         parts += [
@@ -172,8 +172,8 @@ def page(results: Results) -> str:
     if len(processor(results)) > 1:
         parts += [f"## Processor time, {CPU_CELL}", grid(processor(results)) + "\n"]
     parts.append(HOW)
-    if told:
-        parts += ["## Conditions", grid([["", ""], *([k, v] for k, v in told.items())]) + "\n"]
+    if details:
+        parts += ["## Conditions", grid([["", ""], *([k, v] for k, v in details.items())]) + "\n"]
     if results["missing"]:
         missing = "\n".join(f"- {name}: {why}" for name, why in results["missing"].items())
         parts += ["These servers were not installed:", missing + "\n"]

@@ -70,14 +70,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "data") as server:
         url = "http://{}:{}".format(*server.address)
-        for _ in range(asked.rounds):
-            for name, (send, part) in WAYS.items():
+        for _ in range(args.rounds):
+            for name, (send, records_per_call) in WAYS.items():
                 began, cpu_s = time.monotonic(), time.process_time()
-                send(url, asked.records)
-                count = asked.records // part
+                send(url, args.records)
+                count = args.records // records_per_call
                 rate = count / (time.monotonic() - began)
                 cpu_us = 1e6 * (time.process_time() - cpu_s) / count
                 print(f"{name:16} {rate:10,.0f}/s {cpu_us:8.1f} us of CPU each")

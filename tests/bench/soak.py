@@ -140,13 +140,15 @@ def grown(medians: Thirds) -> list[str]:
 
 def calibrate(running: Sequence[Client], seconds: float, load: float) -> str:
     """Run all clients at full speed, then each at ``load`` of its rate."""
-    before = [client.turns for client in running]
+    before = [client.iterations for client in running]
     sleep(seconds)
-    done = [client.turns - turns for client, turns in zip(running, before, strict=True)]
-    for client, turns in zip(running, done, strict=True):
-        client.pause_s = seconds / (load * max(turns, 1))
+    done = [
+        client.iterations - iterations for client, iterations in zip(running, before, strict=True)
+    ]
+    for client, iterations in zip(running, done, strict=True):
+        client.pause_s = seconds / (load * max(iterations, 1))
     peak = sum(done) / seconds
-    return f"{peak:.0f} turns/s at the peak, {load:.0%} of it from now on"
+    return f"{peak:.0f} iterations/s at the peak, {load:.0%} of it from now on"
 
 
 def run(
@@ -169,7 +171,7 @@ def run(
             client.start()
         print(calibrate(running, calibrate_s, load), flush=True)
         samples = Samples(soak)
-        count, life, minute = (
+        count, restart_samples, minute = (
             max(1, round(60 * each / sample_s))
             for each in (minutes, restart_every or 2 * minutes, 1.0)
         )
@@ -179,7 +181,7 @@ def run(
             if (number - 1) % minute == 0:
                 show(samples, soak)
                 draw(samples, soak, load, out)
-            if number % life == 0 and number < count:
+            if number % restart_samples == 0 and number < count:
                 samples.restart()
                 sleep(sample_s)  # streams reconnect
                 samples.begin()
@@ -217,12 +219,12 @@ def main() -> int:
     parser.add_argument("--restart-every", type=float, default=10.0, help="minutes; 0: never")
     parser.add_argument("--load", type=float, default=0.5, help="share of the peak")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".svg"))
-    chosen = parser.parse_args()
+    args = parser.parse_args()
     exit_on_request()
     sys.setswitchinterval(0.0005)  # threads of clients wait for one another
     with tempfile.TemporaryDirectory(prefix="topics-soak-") as folder:
-        soak, samples = run(Path(folder, "data"), **vars(chosen))
-    draw(samples, soak, chosen.load, chosen.out)
+        soak, samples = run(Path(folder, "data"), **vars(args))
+    draw(samples, soak, args.load, args.out)
     medians = thirds(samples.lines())
     for (chart, name), values in medians.items():
         print(f"{chart:<28} {name:<18}" + "".join(f"{value:>10.1f}" for value in values))

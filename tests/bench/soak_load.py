@@ -1,6 +1,5 @@
-"""The clients of `tests.bench.soak`: threads that use all features concurrently and know the
-expected
-results.
+"""The clients of `tests.bench.soak`: threads that use all features concurrently and know
+the expected results.
 
 The records of a topic are numbered, so a reader must receive consecutive numbers. Each client is
 paced: it calls ``step`` once per ``pause_s``.
@@ -42,10 +41,10 @@ class Soak:
         server.env["TOPICS_PORT"] = str(server.port)  # keeps its port in all restarts
         self.ending = threading.Event()
         self.next, self.uncertain = dict.fromkeys(CLASSES, 0), set[tuple[str, int]]()
-        self.jobs, self.unsure_jobs = set[int](), set[int]()
+        self.jobs, self.uncertain_jobs = set[int](), set[int]()
         self.took_s: dict[str, list[float]] = {name: [] for name in TIMED}
         self.counts, self.problems = Counter[str](), list[str]()
-        self.life, self._is_down, self._up_at = 0, False, -math.inf
+        self.restart_count, self._is_down, self._up_at = 0, False, -math.inf
 
     def failed(self, failure: Exception, _pause_s: float = 0.0) -> None:
         """Record a failed request. Most requests are retried."""
@@ -63,8 +62,8 @@ class Soak:
     def restart(self) -> None:
         """Stop or kill all processes, and restart them."""
         self._is_down = True
-        self.server.kill() if self.life % 2 else self.server.stop()
-        self.life += 1
+        self.server.kill() if self.restart_count % 2 else self.server.stop()
+        self.restart_count += 1
         self.server.start()
         self._is_down, self._up_at = False, monotonic()
 
@@ -86,14 +85,14 @@ class Client(threading.Thread):
         super().__init__(name=f"{type(self).__name__} {topic}", daemon=True)
         self.soak, self.topic, self.rng = soak, topic, random.Random(topic)
         self.client = Topics(soak.url, key="", on_pause=soak.failed)
-        self.turns, self.pause_s = 0, 0.0
+        self.iterations, self.pause_s = 0, 0.0
 
     def run(self) -> None:
         due = monotonic()
         try:
             while not self.soak.ending.is_set():
                 self.step()
-                self.turns += 1
+                self.iterations += 1
                 due = max(due + self.pause_s, monotonic() - 1.0)
                 self.soak.ending.wait(max(0.0, due - monotonic()))
         except Exception as error:
@@ -111,7 +110,7 @@ class Writer(Client):
     """Appends to one topic."""
 
     def step(self) -> None:
-        first, size = self.soak.next[self.topic], 50 if self.turns % 4 == 3 else 1
+        first, size = self.soak.next[self.topic], 50 if self.iterations % 4 == 3 else 1
         numbers = range(first, first + size)
         self.soak.next[self.topic] += size
         began, size_of = monotonic(), self.rng.randrange
@@ -124,7 +123,7 @@ class Writer(Client):
         self.soak.counts["records"] += size
 
     def append(self, records: list[Any]) -> None:
-        key = calls.AUTO if self.turns % 2 else None
+        key = calls.AUTO if self.iterations % 2 else None
         self.client.topic(self.topic).append(records=records, key=key)
 
 
@@ -135,9 +134,9 @@ class SocketWriter(Writer):
 
     def close(self) -> None:
         super().close()
-        self.hang_up()
+        self.disconnect()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         if self.socket is not None:
             self.socket.close()
         self.socket = None
@@ -145,13 +144,13 @@ class SocketWriter(Writer):
     def append(self, records: list[Any]) -> None:
         try:
             self.socket = self.socket or Socket(self.soak.server.address)
-            asked = {"topic": self.topic, "records": records}
-            while (answer := self.socket.ask("publish", "p", **asked)).get("code") == "throttled":
-                self.soak.failed(Throttled(str(answer)))
+            fields = {"topic": self.topic, "records": records}
+            while (reply := self.socket.ask("publish", "p", **fields)).get("code") == "throttled":
+                self.soak.failed(Throttled(str(reply)))
                 sleep(RETRY_S)
-            assert answer["op"] == "ack", answer
+            assert reply["op"] == "ack", reply
         except BROKEN as error:
-            self.hang_up()
+            self.disconnect()
             sleep(RETRY_S)
             raise ConnectionLost(repr(error)) from error
 
@@ -161,7 +160,7 @@ class Reader(Client):
 
     def __init__(self, soak: Soak, topic: str, source: str = "") -> None:
         super().__init__(soak, topic)
-        self._source, self._next, self._life = source or topic, 0, 0
+        self._source, self._next, self._restart_count = source or topic, 0, 0
 
     def step(self) -> None:
         with closing(self.shown()) as shown:
@@ -177,7 +176,7 @@ class Reader(Client):
         for event in events:
             if isinstance(event, Record):
                 yield event.data
-            elif isinstance(event, Tombstone) and not (self.is_lossy and self.soak.life):
+            elif isinstance(event, Tombstone) and not (self.is_lossy and self.soak.restart_count):
                 self.soak.wrong(f"lost: {event}")
 
     @property
@@ -190,12 +189,12 @@ class Reader(Client):
         if self._source == self.topic and number != END:
             soak.timed("live", sent_at)
         last = soak.next[self._source] if number == END else number
-        if self.is_lossy and self._life != soak.life:
-            self._life, self._next = soak.life, last
+        if self.is_lossy and self._restart_count != soak.restart_count:
+            self._restart_count, self._next = soak.restart_count, last
         while self._next < last and (self._source, self._next) in soak.uncertain:
             self._next += 1
         if self._next != last:
-            soak.wrong(f"record {last} comes for {self._next}")
+            soak.wrong(f"record {last} received, {self._next} expected")
         self._next = last + 1
         soak.counts["seen"] += number != END
         return number != END
@@ -236,7 +235,7 @@ class JobMaker(Client):
     """Appends jobs."""
 
     def step(self) -> None:
-        jobs = range(4 * self.turns, 4 * self.turns + 4)
+        jobs = range(4 * self.iterations, 4 * self.iterations + 4)
         self.soak.jobs.update(jobs)
         self.client.queue("jobs").append(*jobs)
         self.soak.counts["jobs"] += 4
@@ -257,7 +256,7 @@ class JobWorker(Client):
         skipped = queue.ack(NODE, *good) if good else []
         for job in good:
             if job.seq in skipped:  # retried after a restart: it may have been settled
-                self.soak.unsure_jobs.add(job.data)
+                self.soak.uncertain_jobs.add(job.data)
             elif job.data not in self.soak.jobs:
                 self.soak.wrong(f"job {job.data} is done twice")
             else:
@@ -293,9 +292,9 @@ class Churner(Client):
     """Creates a topic or a queue with a router, writes, reads, and deletes it."""
 
     def step(self) -> None:
-        client, name = self.client, f"churn-{self.turns % 20}"
-        topic = client.queue(name) if self.turns % 2 else client.topic(name)
-        topic.put(durability=CLASSES[1 + self.turns % 3])
+        client, name = self.client, f"churn-{self.iterations % 20}"
+        topic = client.queue(name) if self.iterations % 2 else client.topic(name)
+        topic.put(durability=CLASSES[1 + self.iterations % 3])
         client.put_router(name, name, "sink")
         topic.append(*range(5))
         found = [event.data for event in topic.read() if isinstance(event, Record)]
@@ -349,7 +348,7 @@ def clients(soak: Soak) -> list[Client]:
 
 
 def finish(soak: Soak, all_clients: Iterable[Client]) -> None:
-    """Stop all clients. Return the remaining differences."""
+    """Stop all clients, and report the remaining differences."""
     followers = [client for client in all_clients if isinstance(client, Reader | DeadLetterWorker)]
     soak.ending.set()
     _join(set(all_clients) - set(followers))
@@ -357,7 +356,7 @@ def finish(soak: Soak, all_clients: Iterable[Client]) -> None:
         for topic in CLASSES:
             client.topic(topic).append([END, monotonic(), ""])
         worker, until = JobWorker(soak), monotonic() + TIMEOUT_S
-        while (left := soak.jobs - soak.unsure_jobs) and monotonic() < until:
+        while (left := soak.jobs - soak.uncertain_jobs) and monotonic() < until:
             worker.step()
             sleep(RETRY_S)
         worker.close()

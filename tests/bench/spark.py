@@ -112,8 +112,8 @@ class Bench:
         with TopicsClient(self.url) as client:
             state = client.state(SOURCE)
             assert state is not None
-            part = Range("", SOURCE, 0, self.rows, state.epoch)
-            pages = read_range(client, part, refuse)
+            topic_range = Range("", SOURCE, 0, self.rows, state.epoch)
+            pages = read_range(client, topic_range, refuse)
             assert sum(map(len, pages)) == self.rows
 
     def _topic(self) -> str:
@@ -137,7 +137,7 @@ class Bench:
         figures.server_us.append((cpu_s(*pids) - before) / self.rows * 1e6)
 
     def latencies(self, probes: int) -> array[float]:
-        """Seconds from the start of an append to its row in ``foreachBatch``, one at a time."""
+        """Return the seconds from each append to its row in ``foreachBatch``, one at a time."""
         topic, seen = "bench:probes", array("d")
 
         def take(frame: DataFrame, _batch: int) -> None:
@@ -149,7 +149,7 @@ class Bench:
                 began = time.perf_counter()
                 client.append(topic, b'{"records":[{"data":1}]}', 1, f"probe-{number}")
                 while len(seen) <= number:
-                    assert time.perf_counter() - began < PROBE_TIMEOUT_S, "no batch comes"
+                    assert time.perf_counter() - began < PROBE_TIMEOUT_S, "no batch was received"
                     time.sleep(0.001)
                 taken.append(seen[number] - began)
                 time.sleep(PROBE_PAUSE_S)
@@ -172,13 +172,13 @@ class Bench:
 
 
 def bodies_of(rows: int) -> list[tuple[int, bytes]]:
-    """Appends of ``rows`` records in large batches: how many records each has, and its body."""
-    made = []
+    """Return append bodies of ``rows`` records in large batches, each with its record count."""
+    bodies = []
     for first in range(0, rows, BATCH_RECORDS):
         last = min(first + BATCH_RECORDS, rows)
         records = (f'{{"data":{DATA % (row, row, row)}}}' for row in range(first, last))
-        made.append((last - first, f'{{"records":[{",".join(records)}]}}'.encode()))
-    return made
+        bodies.append((last - first, f'{{"records":[{",".join(records)}]}}'.encode()))
+    return bodies
 
 
 def fill(url: str, topic: str, bodies: list[tuple[int, bytes]]) -> None:

@@ -27,7 +27,7 @@ import msgspec
 from deltalake import DeltaTable
 
 from tests.cluster.cluster import ROOT, WORKERS, Cluster, Way, ways
-from tests.cluster.local_server import LocalServer, started, tell
+from tests.cluster.local_server import LocalServer, print_line, started
 from topics.client import Record, Topics
 from topics.spark import register
 from topics.spark.session import session
@@ -63,17 +63,17 @@ def volume(rows: int, folder: Path) -> bool:
         stack.callback(spark.stop)
         register(spark)
         for when in ("cold", "warm"):
-            place, began = {"servers": server.url, "topic": f"volume.{when}"}, time.monotonic()
+            options, began = {"servers": server.url, "topic": f"volume.{when}"}, time.monotonic()
             df = spark.range(0, rows, 1, 8).selectExpr(VALUE)
-            df.write.format("topics").mode("append").options(**place).save()
+            df.write.format("topics").mode("append").options(**options).save()
             written = time.monotonic()
-            read = spark.read.format("topics").schema("value STRING").options(**place).load()
+            read = spark.read.format("topics").schema("value STRING").options(**options).load()
             sums = ("count(*)", "sum(length(value))", "sum(substr(value, 8, 7)::bigint)")
             found, read_s = [*read.selectExpr(*sums).collect()[0]], time.monotonic() - written
             wanted = [rows, 200 * rows, rows * (rows - 1) // 2]
             verdict = "equal" if found == wanted else f"DIFFERS: {found}, not {wanted}"
             rates = f"{rows / (written - began):,.0f} rows/s in, {rows / read_s:,.0f} rows/s out"
-            tell(f"{when}: {rates}, {verdict}")
+            print_line(f"{when}: {rates}, {verdict}")
             equal &= found == wanted
     return equal
 
@@ -139,11 +139,13 @@ class Kills:
                 rows += BLOCK
                 time.sleep(0.1)
                 if time.monotonic() > at:
-                    tell(f"{rows:10,} rows appended, {next(victims)} killed")
+                    print_line(f"{rows:10,} rows appended, {next(victims)} killed")
                     at = time.monotonic() + EVERY_S
                 for name in self.programs:
                     if (code := self.cluster.processes[name].poll()) is not None:
-                        tell(f"{name} has ended by itself with exit code {code}; it starts again")
+                        print_line(
+                            f"{name} has ended by itself with exit code {code}; it is restarted"
+                        )
                         self.submit(name)
         wanted, deadline = figures(range(rows)), time.monotonic() + WAIT_S
         while (found := [self.copied(), self.archived()]) != [wanted, wanted]:
@@ -151,7 +153,9 @@ class Kills:
                 break
             time.sleep(5)
         for name, each in zip(self.programs, found, strict=True):
-            tell(f"{name:8}{each[0]:10,} rows, {'equal' if each == wanted else f'DIFFERS: {each}'}")
+            print_line(
+                f"{name:8}{each[0]:10,} rows, {'equal' if each == wanted else f'DIFFERS: {each}'}"
+            )
         return found == [wanted, wanted]
 
     def copied(self) -> list[int]:

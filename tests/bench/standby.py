@@ -114,20 +114,20 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds between two batches")
     parser.add_argument("--copy", default="/dev/shm", help="directory of the copy")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     temporary = partial(tempfile.TemporaryDirectory, prefix="topics-bench-")
-    with temporary() as directory, temporary(dir=asked.copy) as other:
+    with temporary() as directory, temporary(dir=args.copy) as other:
         copy = Standby(Path(other) / "copy")
         with Server(Path(directory) / "data", shards=2) as server:
             began = time.monotonic()
-            make(server, asked.topics)
-            print(f"{asked.topics:,} topics in {time.monotonic() - began:.0f} s", flush=True)
-            bench = Bench(server, copy, asked.topics, asked.pause)
-            records = int(asked.gib * 2**30 / len(RECORD)) // (2 * asked.windows)
-            for _ in range(asked.windows):
-                bench.alone(records)
+            make(server, args.topics)
+            print(f"{args.topics:,} topics in {time.monotonic() - began:.0f} s", flush=True)
+            bench = Bench(server, copy, args.topics, args.pause)
+            records = int(args.gib * 2**30 / len(RECORD)) // (2 * args.windows)
+            for _ in range(args.windows):
+                bench.without_standby(records)
                 bench.one_round()
-                bench.beside(records)
+                bench.with_standby(records)
             report(copy)
     return 0
 
@@ -138,7 +138,7 @@ class Bench:
     def __init__(self, server: Server, copy: Standby, topics: int, pause_s: float) -> None:
         self._server, self._copy, self._topics, self._pause_s = server, copy, topics, pause_s
 
-    def alone(self, records: int) -> None:
+    def without_standby(self, records: int) -> None:
         """Append without a standby."""
         with self._window("alone") as load:
             wait(load, records)
@@ -149,7 +149,7 @@ class Bench:
             assert command(self._server, self._copy.path, "--once").wait() == 0
             load.ending.set()
 
-    def beside(self, records: int) -> None:
+    def with_standby(self, records: int) -> None:
         """Append while a standby runs."""
         with self._window("standby") as load:
             process = command(self._server, self._copy.path, "--every", "5s")

@@ -1,4 +1,4 @@
-"""How a server starts: ``python -m tests.bench.starts [BEFORE] [--only NAME] [--turns 3]``.
+"""How a server starts: ``python -m tests.bench.starts [BEFORE] [--only NAME] [--rounds 3]``.
 
     empty           on an empty directory, two shards
     stop            many topics with one record each, stopped in order; one shard
@@ -8,7 +8,7 @@
 
 Each start is a process of its own, seen from outside by one client. The page cache is dropped
 before it, where the user may do that (root). Modules are compiled before, as by an installation.
-With BEFORE, another checkout, both take turns. In milliseconds after the exec:
+With BEFORE, another checkout, both run alternately. In milliseconds after the exec:
 
     listening    a connection is accepted by the kernel
     ready        GET /v0/ready has answered 200
@@ -45,11 +45,11 @@ from tests.support.server import ROOT, Server
 
 TOPICS = 16
 LOADS = (("fsync", 16, 1), ("disk", 16, 1), ("fsync", 4, 1000), ("disk", 4, 1000))
-GIVE_UP_S = 120.0
+DEADLINE_S = 120.0
 READY_MS = 250
-STUTTER_S = 1.0  # duration of consecutive appends
+APPENDS_S = 1.0  # duration of consecutive appends
 PAUSE_S = 0.001  # between two attempts
-TIMEOUT_S = 0.0001
+POLL_TIMEOUT_S = 0.0001
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 FIRST = append("first", 1, b'"config":{"durability":"fsync"},')
 Scene = Callable[[Server], None]  # leaves the server stopped, killed, or never started
@@ -71,7 +71,7 @@ class Start(NamedTuple):
     log: float
 
 
-class Asker:
+class ProbeConnection:
     """A connection that reads short responses with any status."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -81,29 +81,31 @@ class Asker:
     def send(self, request: bytes) -> None:
         self._sock.sendall(request)
 
-    def is_answered(self, patience_s: float = GIVE_UP_S) -> bool:
+    def receives_success(self, timeout_s: float = DEADLINE_S) -> bool:
         """Return whether the response is a 2xx."""
-        self._sock.settimeout(patience_s)
+        self._sock.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError):
             return self._sock.recv(1 << 16)[9:10] == b"2"
         return False
 
-    def insist(self, request: bytes) -> None:
+    def retry_until_success(self, request: bytes) -> None:
         """Retry until the response is a 2xx."""
         self.send(request)
-        while not self.is_answered():
+        while not self.receives_success():
             time.sleep(PAUSE_S)
             self.send(request)
 
 
-def connected(port: int) -> Asker:
+def connected(port: int) -> ProbeConnection:
     """Connect as soon as possible."""
-    until = time.perf_counter() + GIVE_UP_S
+    until = time.perf_counter() + DEADLINE_S
     while True:
         try:
-            return Asker(socket.create_connection(("127.0.0.1", port), timeout=GIVE_UP_S))
+            return ProbeConnection(
+                socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+            )
         except ConnectionRefusedError:
-            assert time.perf_counter() < until, "nothing listens"
+            assert time.perf_counter() < until, "no process listens"
             time.sleep(PAUSE_S)
 
 
@@ -111,7 +113,7 @@ def many_topics(count: int, *, stop: bool) -> Scene:
     """Prepare a server with this number of topics."""
 
     def run(server: Server) -> None:
-        server.start(GIVE_UP_S)
+        server.start(DEADLINE_S)
         numbers = iter(range(count))
         scripts = (script(lambda n: append(f"topic-{n}", 1), numbers) for _ in range(FILLERS))
         drive([(Connection(server.address), each) for each in scripts], 1e6)
@@ -126,7 +128,7 @@ def full_speed(durability: str, clients: int, records: int, seconds: float) -> S
     requests = [append(f"topic-{number % TOPICS}", records, config) for number in range(clients)]
 
     def run(server: Server) -> None:
-        server.start(GIVE_UP_S)
+        server.start(DEADLINE_S)
         writers = [
             (Connection(server.address), repeated(each, Http(), records)) for each in requests
         ]
@@ -161,26 +163,26 @@ def start(server: Server, port: int) -> Start:
     moments: list[float] = []
     began = time.perf_counter()
 
-    def passed() -> None:
+    def record_moment() -> None:
         moments.append((time.perf_counter() - began) * 1000)
 
     log = server.spawn()
     try:
-        asker = connected(port)
-        passed()
-        asker.insist(http("GET", "/v0/ready"))
-        passed()
+        probe = connected(port)
+        record_moment()
+        probe.retry_until_success(http("GET", "/v0/ready"))
+        record_moment()
         cpu = cpu_s(*server.pids())
-        asker.insist(FIRST)
-        passed()
-        cold, delays, until = connected(port), [], time.perf_counter() + STUTTER_S
+        probe.retry_until_success(FIRST)
+        record_moment()
+        cold, delays, until = connected(port), [], time.perf_counter() + APPENDS_S
         cold.send(http("GET", "/v0/topics"))
         while (now := time.perf_counter()) < until or len(moments) < 4:
-            asker.send(FIRST)
-            assert asker.is_answered(), "an append was refused"
+            probe.send(FIRST)
+            assert probe.receives_success(), "an append was refused"
             delays.append(time.perf_counter() - now)
-            if len(moments) < 4 and cold.is_answered(TIMEOUT_S):
-                passed()
+            if len(moments) < 4 and cold.receives_success(POLL_TIMEOUT_S):
+                record_moment()
         _, p99, _, most = quantiles_ms(delays)
         recovered = max(
             line["duration_s"] for line in log.events() if line["event"] == "shard recovered"
@@ -193,13 +195,13 @@ def start(server: Server, port: int) -> Start:
         server.kill()
 
 
-def scenes_of(chosen: argparse.Namespace) -> Iterator[tuple[str, Scene, int]]:
+def scenes_of(args: argparse.Namespace) -> Iterator[tuple[str, Scene, int]]:
     """Return name, scene and number of shards; 0: one for each core."""
     yield "empty", lambda _: None, 2
-    yield "stop", many_topics(chosen.topics, stop=True), 1
-    yield "kill", many_topics(chosen.topics, stop=False), 1
+    yield "stop", many_topics(args.topics, stop=True), 1
+    yield "kill", many_topics(args.topics, stop=False), 1
     for load in LOADS:
-        yield "{} {} x {}".format(*load), full_speed(*load, chosen.seconds), 0
+        yield "{} {} x {}".format(*load), full_speed(*load, args.seconds), 0
 
 
 def main() -> None:
@@ -207,23 +209,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("before", type=Path, nargs="?", help="another checkout")
-    options.add_argument("--only", default="", help="scenes whose name holds this")
-    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--only", default="", help="part of the names of scenes")
+    options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--topics", type=int, default=100_000)
-    options.add_argument("--seconds", type=float, default=12.0, help="of writing before a kill")
-    options.add_argument("--dir", type=Path, default=None, help="where the data are")
-    chosen = options.parse_args()
-    roots = {"before": chosen.before.resolve()} if chosen.before else {}
+    options.add_argument(
+        "--seconds", type=float, default=12.0, help="duration of writes before a kill"
+    )
+    options.add_argument("--dir", type=Path, default=None, help="folder of the data")
+    args = options.parse_args()
+    roots = {"before": args.before.resolve()} if args.before else {}
     roots["this"] = ROOT
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     print(f"{'':<16}{'':<8}" + "".join(f"{name:>10}" for name in Start._fields))
-    with tempfile.TemporaryDirectory(prefix="topics-starts-", dir=chosen.dir) as folder:
-        for name, scene, shards in scenes_of(chosen):
-            if chosen.only not in name:
+    with tempfile.TemporaryDirectory(prefix="topics-starts-", dir=args.dir) as folder:
+        for name, scene, shards in scenes_of(args):
+            if args.only not in name:
                 continue
             found: dict[str, list[Start]] = {version: [] for version in roots}
             # The very first start compiles modules, and does not count.
-            for turn in range(0 if any(Path(folder).iterdir()) else -1, chosen.turns):
+            for number in range(0 if any(Path(folder).iterdir()) else -1, args.rounds):
                 for version, root in roots.items():
                     with tempfile.TemporaryDirectory(dir=folder) as data:
                         port = free_port()
@@ -232,7 +236,7 @@ def main() -> None:
                         server.env["PYTHONPYCACHEPREFIX"] = str(Path(folder, version))
                         scene(server)
                         one = start(server, port)
-                        found[version] += [one] if turn >= 0 else []
+                        found[version] += [one] if number >= 0 else []
             for version, starts in found.items():
                 middle = Start(*map(statistics.median, zip(*starts, strict=True)))
                 shown = "".join(f"{value:>10.1f}" for value in middle)

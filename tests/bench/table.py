@@ -108,8 +108,8 @@ def installed(names: Sequence[str], results: Results) -> list[type[System]]:
 
 def run_once(cell: Cell, kind: type[System], scale: Scale, folder: Path) -> Figure:
     """Run once on a fresh server."""
-    place = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=folder))
-    system = kind(place)
+    server_folder = Path(tempfile.mkdtemp(prefix=f"{kind.name}-", dir=folder))
+    system = kind(server_folder)
     try:
         system.start(cell.durability)
         system.make(cell.kind, cell.durability)
@@ -117,67 +117,67 @@ def run_once(cell: Cell, kind: type[System], scale: Scale, folder: Path) -> Figu
         return cell.run(system, scale)
     finally:
         system.stop()
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(server_folder, ignore_errors=True)
 
 
 def measure(
-    cell: Cell, systems: Sequence[type[System]], scale: Scale, turns: int, folder: Path
+    cell: Cell, systems: Sequence[type[System]], scale: Scale, rounds: int, folder: Path
 ) -> dict[str, Runs]:
-    """Run the servers of a cell one after the other, ``turns`` times."""
-    part = [system for system in systems if cell.takes(system)]
+    """Run the servers of a cell one after the other, ``rounds`` times."""
+    part = [system for system in systems if cell.is_supported_by(system)]
     runs: dict[str, Runs] = {each.name: {"values": [], "cpu_us": [], "wrong": []} for each in part}
-    for turn in range(turns):
-        for system in reversed(part) if turn % 2 else part:
-            mine = runs[system.name]
+    for number in range(rounds):
+        for system in reversed(part) if number % 2 else part:
+            server_runs = runs[system.name]
             try:
                 value, cpu_us, wrong = run_once(cell, system, scale, folder)
             except FAILURES as failure:
-                mine["wrong"].append(f"failed: {type(failure).__name__}: {failure}"[:200])
+                server_runs["wrong"].append(f"failed: {type(failure).__name__}: {failure}"[:200])
                 continue
-            mine["values"].append(value)
-            mine["cpu_us"].append(cpu_us)
+            server_runs["values"].append(value)
+            server_runs["cpu_us"].append(cpu_us)
             if wrong:
-                mine["wrong"].append(wrong)
+                server_runs["wrong"].append(wrong)
     return runs
 
 
-def tell(cell: str, runs: dict[str, Runs], stolen: float) -> None:
+def print_cell(cell: str, runs: dict[str, Runs], stolen: float) -> None:
     """Print one line of a cell."""
     ours = median(runs.get(OURS))
     parts = [f"{cell:<24}"]
     for name, each in runs.items():
-        beside = "" if name == OURS else f" ({ratio(cell, ours, median(each)) or '-'})"
-        parts.append(f"{name} {shown(cell, median(each)) or '-'}{beside}")
+        in_brackets = "" if name == OURS else f" ({ratio(cell, ours, median(each)) or '-'})"
+        parts.append(f"{name} {shown(cell, median(each)) or '-'}{in_brackets}")
         parts += [f"[{wrong}]" for wrong in each["wrong"]]
     print("  ".join(parts) + f"  stolen {stolen:.1f} s", flush=True)
 
 
-def run_table(chosen: argparse.Namespace, results: Results, folder: Path) -> None:
-    """Measure the chosen cells."""
-    scale, turns = (QUICK, 1) if chosen.quick else (FULL, 3)
-    turns = chosen.turns or turns
-    if chosen.seconds:
-        scale = scale._replace(seconds=chosen.seconds)
-    systems = installed([name for name in chosen.peers.split(",") if name], results)
+def run_table(args: argparse.Namespace, results: Results, folder: Path) -> None:
+    """Measure the cells that the arguments select."""
+    scale, rounds = (QUICK, 1) if args.quick else (FULL, 3)
+    rounds = args.rounds or rounds
+    if args.seconds:
+        scale = scale._replace(seconds=args.seconds)
+    systems = installed([name for name in args.peers.split(",") if name], results)
     results["conditions"] = conditions(folder)
-    told = [f"{each.name} {results['versions'][each.name]}" for each in systems]
-    print(", ".join((*told, *(f"{k}: {v}" for k, v in results["conditions"].items()))), flush=True)
+    parts = [f"{each.name} {results['versions'][each.name]}" for each in systems]
+    print(", ".join((*parts, *(f"{k}: {v}" for k, v in results["conditions"].items()))), flush=True)
     stolen = stolen_s()
     for cell in CELLS.values():
-        if any(part in cell.name for part in chosen.only.split(",")):
+        if any(part in cell.name for part in args.only.split(",")):
             before = stolen_s()
-            runs = measure(cell, systems, scale, turns, folder)
+            runs = measure(cell, systems, scale, rounds, folder)
             results["cells"][cell.name] = runs
-            tell(cell.name, runs, stolen_s() - before)
-            keep(chosen.json, results)
+            print_cell(cell.name, runs, stolen_s() - before)
+            save(args.json, results)
     results["conditions"] |= {
-        "runs": f"{turns} of {scale.seconds:g} s, {scale.read_records:,} records to read",
+        "runs": f"{rounds} of {scale.seconds:g} s, {scale.read_records:,} records to read",
         "CPU time stolen": f"{stolen_s() - stolen:.1f} s",
         "load after": f"{os.getloadavg()[0]:.1f}",
     }
 
 
-def keep(path: Path | None, results: Results) -> None:
+def save(path: Path | None, results: Results) -> None:
     """Save the results, also of an interrupted run."""
     if path is not None:
         path.write_text(json.dumps(results, indent=1))
@@ -187,31 +187,35 @@ def main() -> int:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--quick", action="store_true", help="one turn of 0.7 s: does it work?")
+    options.add_argument("--quick", action="store_true", help="one round of 0.7 s: does it work?")
     options.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
-    options.add_argument("--only", default="", help="cells whose name has one of these in it")
-    options.add_argument("--peers", default="", help="these alone, default all")
-    options.add_argument("--turns", type=int, default=0)
-    options.add_argument("--seconds", type=float, default=0.0, help="of one run")
-    options.add_argument("--json", type=Path, help="keep the runs here, and take others from it")
-    options.add_argument("--dir", type=Path, help="where to write, default the system's for such")
+    options.add_argument("--only", default="", help="comma-separated parts of the names of cells")
+    options.add_argument("--peers", default="", help="names of peers, comma-separated; default all")
+    options.add_argument("--rounds", type=int, default=0)
+    options.add_argument("--seconds", type=float, default=0.0, help="duration of one run")
+    options.add_argument(
+        "--json", type=Path, help="file for the results; results of other cells are read from it"
+    )
+    options.add_argument(
+        "--dir", type=Path, help="folder of the data; default the folder for temporary files"
+    )
     options.add_argument("--before", type=Path, help="another checkout")
-    chosen = options.parse_args()
-    Before.root = chosen.before
+    args = options.parse_args()
+    Before.root = args.before
     exit_on_request()
     results = nothing()
-    if chosen.json and chosen.json.exists():
-        results = json.loads(chosen.json.read_text())
-    folder = Path(tempfile.mkdtemp(prefix="topics-table-", dir=chosen.dir))
+    if args.json and args.json.exists():
+        results = json.loads(args.json.read_text())
+    folder = Path(tempfile.mkdtemp(prefix="topics-table-", dir=args.dir))
     try:
-        if chosen.only != "none":
-            run_table(chosen, results, folder)
-            keep(chosen.json, results)
+        if args.only != "none":
+            run_table(args, results, folder)
+            save(args.json, results)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for row in processor(results)[1:]:
         print("CPU us a record: " + "  ".join(row))
-    if chosen.write:
+    if args.write:
         PAGE.write_text(page(results))
     bad = [runs[OURS]["wrong"] for runs in results["cells"].values() if OURS in runs]
     return 1 if any(bad) else 0

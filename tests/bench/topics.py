@@ -1,7 +1,7 @@
 """Many topics: ``python -m tests.bench.topics [BEFORE] [--topics 100000] [--only CELL]``.
 
 A server of this checkout and, if given, one of the checkout BEFORE run all the time, with data of
-their own; 16 clients load one of them at a time, turn by turn. Printed are medians of the turns:
+their own; 16 clients load one of them at a time, alternately. Printed are medians of the rounds:
 operations a second, and the processor time of an operation in the front and in the shards.
 
     put              topics made by PUT
@@ -50,7 +50,7 @@ class Figures(NamedTuple):
 
 
 def script(make: Make, numbers: Iterator[int]) -> Script:
-    """Return a request for each of the numbers."""
+    """Yield a request for each of the numbers."""
     reply, done = Http(), 0
     for number in numbers:
         yield Step(make(number), reply, done)
@@ -113,20 +113,24 @@ def main() -> int:
     )
     parser.add_argument("before", type=Path, nargs="?", help="checkout to compare with")
     parser.add_argument("--topics", type=int, default=100_000)
-    parser.add_argument("--shards", type=int, default=0, help="default one for each core")
-    parser.add_argument("--only", default="", help="cells whose name has this in it")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one turn")
-    parser.add_argument("--dir", type=Path, help="where to write, default the system's for such")
-    chosen = parser.parse_args()
-    settings = {"shards": chosen.shards} if chosen.shards else {}
-    roots = {"before": chosen.before} if chosen.before else {}
+    parser.add_argument(
+        "--shards", type=int, default=0, help="number of shards; default one for each core"
+    )
+    parser.add_argument("--only", default="", help="part of the names of cells")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of one run")
+    parser.add_argument(
+        "--dir", type=Path, help="folder of the data; default the folder for temporary files"
+    )
+    args = parser.parse_args()
+    settings = {"shards": args.shards} if args.shards else {}
+    roots = {"before": args.before} if args.before else {}
     with (
-        tempfile.TemporaryDirectory(prefix="topics-many-", dir=chosen.dir) as folder,
+        tempfile.TemporaryDirectory(prefix="topics-many-", dir=args.dir) as folder,
         contextlib.ExitStack() as running,
     ):
         _run(
-            chosen,
+            args,
             [
                 RunningServer(
                     name, running.enter_context(server_of(root, Path(folder, name), **settings))
@@ -137,38 +141,38 @@ def main() -> int:
     return 0
 
 
-def _run(chosen: argparse.Namespace, places: list[RunningServer]) -> None:
+def _run(args: argparse.Namespace, servers: list[RunningServer]) -> None:
     config = b'{"durability":"fsync"}'
     one = append("one", 1, PUSHED)
     makes: dict[str, Make] = {
         "put": lambda number: http("PUT", f"/v0/topics/put-{number:07}", config),
         "first append": lambda number: append(f"new-{number:07}", 1, PUSHED),
         "one topic": lambda _: one,
-        "many topics": _many(chosen.topics),
+        "many topics": _many(args.topics),
     }
-    makes = {name: make for name, make in makes.items() if chosen.only in name}
+    makes = {name: make for name, make in makes.items() if args.only in name}
     if "many topics" in makes:
-        for place in places:
-            print(f"bytes a topic  {place.name:<7} {place.fill(chosen.topics):>8,.0f}")
-    turns: dict[tuple[str, str], list[Figures]] = {}
-    for turn in range(chosen.turns):
+        for server in servers:
+            print(f"bytes a topic  {server.name:<7} {server.fill(args.topics):>8,.0f}")
+    rounds: dict[tuple[str, str], list[Figures]] = {}
+    for number in range(args.rounds):
         for name, make in makes.items():
-            for place in places[:: -1 if turn % 2 else 1]:
-                found = place.run(make, chosen.seconds)
-                turns.setdefault((name, place.name), []).append(found)
+            for server in servers[:: -1 if number % 2 else 1]:
+                found = server.run(make, args.seconds)
+                rounds.setdefault((name, server.name), []).append(found)
     medians = {
         key: Figures(*map(statistics.median, zip(*found, strict=True)))
-        for key, found in turns.items()
+        for key, found in rounds.items()
     }
-    for (name, place_name), found in medians.items():
+    for (name, server_name), found in medians.items():
         print(
-            f"{name:<14} {place_name:<7} {found.rate:>8,.0f}/s  front {found.front_us:>6.1f} us"
+            f"{name:<14} {server_name:<7} {found.rate:>8,.0f}/s  front {found.front_us:>6.1f} us"
             f"  shards {found.shard_us:>6.1f} us"
         )
-    for place in places if {"one topic", "many topics"} <= makes.keys() else ():
-        one_topic, many = (medians[name, place.name] for name in ("one topic", "many topics"))
+    for server in servers if {"one topic", "many topics"} <= makes.keys() else ():
+        one_topic, many = (medians[name, server.name] for name in ("one topic", "many topics"))
         print(
-            f"share          {place.name:<7} rate {many.rate / one_topic.rate:>6.2f}"
+            f"share          {server.name:<7} rate {many.rate / one_topic.rate:>6.2f}"
             f"  processor time {one_topic.cpu_us / many.cpu_us:>6.2f}"
         )
 

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.cluster.cluster import PROGRAMS, Cluster, Way, ways
-from tests.cluster.local_server import LocalServer, interruptible, started, tell
+from tests.cluster.local_server import LocalServer, interruptible, print_line, started
 from topics.client import Record, Topics
 from topics.errors import ExitCode
 from topics.spark.jobs.arguments import positive
@@ -32,12 +32,12 @@ DOWN_S = 2.0
 POLL_S = 0.1
 
 
-def tell_step(what: str, found: list[int], wanted: Sequence[int], seconds: float) -> None:
+def print_step(label: str, found: list[int], wanted: Sequence[int], seconds: float) -> None:
     """Print one row of the table. Raise `SystemExit` if the figures differ."""
     if sorted(found) != sorted(wanted):
         got, source = ((len(each), sum(each), len({*each})) for each in (found, wanted))
-        raise SystemExit(f"error: {what}: count, sum, different: {got}; the source has {source}")
-    tell(f"{what:40}{len(found):10,}{seconds:9.1f}  equal")
+        raise SystemExit(f"error: {label}: count, sum, different: {got}; the source has {source}")
+    print_line(f"{label:40}{len(found):10,}{seconds:9.1f}  equal")
 
 
 class Show:
@@ -54,12 +54,12 @@ class Show:
         archived, installed = ways(self.folder)
         for path in PROGRAMS:
             shutil.copy(path, self.folder)
-        tell(f"{'step':40}{'rows':>10}{'seconds':>9}")
+        print_line(f"{'step':40}{'rows':>10}{'seconds':>9}")
         for way, victims in ((archived, VICTIMS), (installed, ("",))):
             for victim in victims:
                 self.program(way, victim)
             self.jobs(way)
-        tell("All counts and sums are those of the source.")
+        print_line("All counts and sums are those of the source.")
         return ExitCode.DONE
 
     def program(self, way: Way, victim: str) -> None:
@@ -86,9 +86,9 @@ class Show:
         self.cluster.finish(name)
         for step in STEPS:
             seconds, found = json.loads((folder / f"{step}.found").read_text())
-            what = f"{way.name}: {step}{victim and f', {victim} killed'}"
+            label = f"{way.name}: {step}{victim and f', {victim} killed'}"
             found = found or self.numbers(f"{name}.{step}.")
-            tell_step(what, found, range(self.rows), seconds)
+            print_step(label, found, range(self.rows), seconds)
 
     def jobs(self, way: Way) -> None:
         """Run the jobs of ``topics-spark``, and check the records that they write."""
@@ -111,7 +111,7 @@ class Show:
                 self.cluster.run(name, command, job, *given, **env)
             self.cluster.finish(name)
             seconds = time.monotonic() - began
-            tell_step(f"{way.name}: {job}", self.numbers(topic), wanted, seconds)
+            print_step(f"{way.name}: {job}", self.numbers(topic), wanted, seconds)
 
     def numbers(self, prefix: str) -> list[int]:
         """Return the rows of all topics with this prefix on all servers."""

@@ -106,8 +106,8 @@ class Cluster:
 
     def submit(self, way: Way, name: str, *program: str) -> None:
         """Submit a program with its arguments."""
-        beside = ("--py-files", way.archive) if way.archive else ()
-        start = ("--master", self.url, *beside, *program)
+        files = ("--py-files", way.archive) if way.archive else ()
+        start = ("--master", self.url, *files, *program)
         self.run(name, "spark-submit", *start, PYSPARK_PYTHON=str(way.python))
 
     def finish(self, name: str) -> None:
@@ -136,7 +136,7 @@ def environment(folder: Path) -> Path:
 
 
 def ways(folder: Path) -> tuple[Way, Way]:
-    """The package as an archive, and as a wheel that is installed."""
+    """Return the package as an archive, and as an installed wheel."""
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "topics", folder / "topics")  # pip creates files next to the source

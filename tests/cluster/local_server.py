@@ -24,8 +24,8 @@ LOG_LINES = 10
 NAMES = ("amber", "birch", "cedar")
 
 
-def tell(line: str) -> None:
-    """Print one line for people."""
+def print_line(line: str) -> None:
+    """Print and flush one line."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -58,7 +58,7 @@ class LocalServer:
     @property
     def pid(self) -> int:
         """Return its process group."""
-        assert self._process is not None, "it was never started"
+        assert self._process is not None, "the server was never started"
         return self._process.pid
 
     def start(self) -> None:
@@ -124,7 +124,7 @@ def started(folder: Path) -> Iterator[list[LocalServer]]:
     try:
         for server in fleet:
             server.start()
-            tell(f"server {server.name} runs on {server.url}")
+            print_line(f"server {server.name} runs on {server.url}")
         yield fleet
     finally:
         for server in fleet:

@@ -23,11 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from topics.spark import register
 
 HALF = 5  # blocks of a partition
-PAD = "x" * 200  # between the stages of a task lie 64 KiB
+PAD = "x" * 200  # large rows fill the 64 KiB buffers between the stages of a task
 
 
-def deadly(df: DataFrame, step: str, folder: str, victim: str) -> DataFrame:
-    """The same rows, and a kill half way. The package must be one that was submitted."""
+def with_kill(df: DataFrame, step: str, folder: str, victim: str) -> DataFrame:
+    """Return the same rows, and kill the victim when the first task has processed half of its
+    rows. Check that the package is the submitted one.
+    """
 
     def parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -66,15 +68,17 @@ def main(steps: str, servers: str, prefix: str, folder: str, rows: str, victim: 
                 f"'{prefix}.write.' || id % 6 AS topic",
                 f"to_json(struct(id, '{PAD}')) AS value",
             )
-            df = deadly(spark.range(0, int(rows), 1, 4).selectExpr(*row), step, folder, victim)
+            df = with_kill(spark.range(0, int(rows), 1, 4).selectExpr(*row), step, folder, victim)
             df.write.format("topics").mode("append").options(jobId=prefix, **sends).save()
         elif step == "read":
-            df = deadly(spark.read.format("topics").options(**reads).load(), step, folder, victim)
+            df = with_kill(
+                spark.read.format("topics").options(**reads).load(), step, folder, victim
+            )
             ids = df.selectExpr("get_json_object(value, '$.id')::bigint AS id")
             found = [row.id for row in ids.collect()]
         else:
             read = spark.readStream.format("topics").option("startingOffsets", "earliest")
-            df = deadly(read.options(**reads).load(), step, folder, victim).select("value")
+            df = with_kill(read.options(**reads).load(), step, folder, victim).select("value")
             stream = df.writeStream.format("topics").options(topic=f"{prefix}.stream.all", **sends)
             stream = stream.option("checkpointLocation", f"{folder}/checkpoint")
             stream.trigger(availableNow=True).start().awaitTermination()

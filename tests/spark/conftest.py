@@ -1,3 +1,5 @@
+"""Fixtures: one Spark session for all tests, and servers."""
+
 from __future__ import annotations
 
 import gc
@@ -28,7 +30,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def jvm() -> Iterator[SparkSession]:
-    """One JVM for all Spark tests of a process, with two cores and four attempts."""
+    """Return the session of all Spark tests of a process: one JVM, two cores, four attempts."""
     pytest.importorskip("pyspark")
     from topics.spark import register
     from topics.spark.session import session
@@ -36,39 +38,39 @@ def jvm() -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         # An installed pandas may be too new for PySpark, and the garbage collector closes sockets.
         warnings.simplefilter("ignore")
-        made = session(cores=2, partitions=4, name="tests")
-        made.conf.set("spark.sql.shuffle.partitions", "2")
-        register(made)
-        yield made
-        made.stop()
+        created = session(cores=2, partitions=4, name="tests")
+        created.conf.set("spark.sql.shuffle.partitions", "2")
+        register(created)
+        yield created
+        created.stop()
         gc.collect()
 
 
 @pytest.fixture
 def spark(jvm: SparkSession) -> SparkSession:
-    """The shared session, active in this thread because a write uses its formats."""
+    """Return the shared session, active in this thread because a write uses its formats."""
     jvm.createDataFrame([(0,)], "a int")
     return jvm
 
 
 @pytest.fixture
 def unstopped(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """The same session, which jobs cannot stop."""
+    """Return the same session, which jobs cannot stop."""
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     return spark
 
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[TopicsClient]:
-    """The number of requests of each client in this process."""
+    """Return the number of requests of each client in this process."""
     counts: Counter[TopicsClient] = Counter()
     send = TopicsClient._send
 
-    def counted(client: TopicsClient, topic: str, call: Call[Any]) -> Any:
+    def counting_send(client: TopicsClient, topic: str, call: Call[Any]) -> Any:
         counts[client] += 1
         return send(client, topic, call)
 
-    monkeypatch.setattr(TopicsClient, "_send", counted)
+    monkeypatch.setattr(TopicsClient, "_send", counting_send)
     return counts
 
 
@@ -80,14 +82,14 @@ def stub() -> Iterator[StubServer]:
 
 @pytest.fixture(scope="session")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server for all tests that leave it running and use topics of their own."""
+    """Return a server for all tests that leave it running and use topics of their own."""
     with Server(tmp_path_factory.mktemp("live"), shards=2) as server:
         yield Live(server)
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Live]:
-    """A server for one test, which may stop, kill and restart it at the same address."""
+def restartable(tmp_path: Path) -> Iterator[Live]:
+    """Return a server for one test, which may stop, kill and restart it at the same address."""
     with Server(tmp_path / "data", shards=1) as server:
         server.env["TOPICS_PORT"] = str(server.port)
         yield Live(server)
@@ -95,9 +97,11 @@ def mortal(tmp_path: Path) -> Iterator[Live]:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Live]:
-    """A server with keys: the-right-key, narrow for other topics, and writer to append."""
+    """Return a server with three API keys. ``narrow`` may only read other topics, ``writer`` may
+    only append.
+    """
     keys = "the-right-key,narrow:r:other.,writer:w"
     with Server(tmp_path / "locked", shards=1, api_keys=keys) as server:
-        made = Live(server, api_key="the-right-key")
-        made.make("spark.locked", 3)
-        yield made
+        created = Live(server, api_key="the-right-key")
+        created.make("spark.locked", 3)
+        yield created

@@ -52,8 +52,8 @@ def test_each_row_is_written_and_read_once_despite_killed_executors(tmp_path: Pa
     from tests.cluster.cluster import PROGRAMS, Cluster, Way, environment
 
     folder = tmp_path / "cluster"
-    left = folder / "steps"
-    left.mkdir(parents=True)
+    steps_folder = folder / "steps"
+    steps_folder.mkdir(parents=True)
     environment(folder / "bare")
     archive = shutil.make_archive(str(folder / "topics"), "zip", ROOT, "topics")
     for path in PROGRAMS:
@@ -61,15 +61,15 @@ def test_each_row_is_written_and_read_once_despite_killed_executors(tmp_path: Pa
     way = Way("py-files", folder / "bare/bin/python", archive)
     with Server(tmp_path / "a") as one, Server(tmp_path / "b") as other:
         urls = [f"http://{server.host}:{server.port}" for server in (one, other)]
-        given = (",".join(STEPS), f"a={urls[0]},b={urls[1]}", "rows", str(left), str(ROWS))
+        given = (",".join(STEPS), f"a={urls[0]},b={urls[1]}", "rows", str(steps_folder), str(ROWS))
         with Cluster(folder, "local-cluster[2,1,1024]") as cluster:
             cluster.submit(way, "program", "program.py", *given, "executor")
             cluster.finish("program")
         found = [written(url) for url in urls]
     assert all(found), "the topics are on both servers"
     assert sorted(found[0] + found[1]) == [*range(ROWS)]
-    _, read = json.loads((left / "read.found").read_text())
+    _, read = json.loads((steps_folder / "read.found").read_text())
     assert sorted(read) == [*range(ROWS)]
-    assert {path.stem for path in left.glob("*.died")} == {*STEPS}
+    assert {path.stem for path in steps_folder.glob("*.died")} == {*STEPS}
     # Two executors ran at the start, one was killed in each step, and one finished the last step.
-    assert len({path.suffix for path in left.glob("*.executor.*")}) > len(STEPS)
+    assert len({path.suffix for path in steps_folder.glob("*.executor.*")}) > len(STEPS)

@@ -68,7 +68,7 @@ def test_flights_are_read_as_they_were_written_and_appended_again_only_by_anothe
     for appended in (ROWS, 0):
         assert main(line) == 0
         out, error = capsys.readouterr()
-        assert error == "", "no progress where there is no terminal"
+        assert error == "", "no progress is printed without a terminal"
         assert f"\nappended       {appended:,}\n" in out
         assert f"\nalready there  {ROWS - appended:,}\n" in out
         assert f"\nhead after     {ROWS:,}\n" in out

@@ -72,11 +72,11 @@ def test_rows_of_all_columns_are_read_as_they_were_written(spark: SparkSession, 
         found = live.read(f"spark.t{number}")
         assert sorted(record["data"]["id"] for record in found) == list(range(number, 3000, 3))
         for record in found:
-            place = record["data"]["id"]
+            row_id = record["data"]["id"]
             assert record["data"]["text"] == 'é"'
-            assert record.get("$tag") == (f'k"{place}' if place % 2 == 0 else None)
-            assert record.get("meta") == ({"h": 1} if place % 5 == 0 else None)
-            assert record["$node"] == ("n" if place % 7 == 0 else "all")
+            assert record.get("$tag") == (f'k"{row_id}' if row_id % 2 == 0 else None)
+            assert record.get("meta") == ({"h": 1} if row_id % 5 == 0 else None)
+            assert record["$node"] == ("n" if row_id % 7 == 0 else "all")
 
 
 def test_texts_and_maps_of_headers_are_read_as_they_were_written(
@@ -154,7 +154,7 @@ def last_message(failure: BaseException) -> str:
     return next(line for line in reversed(lines) if not line.startswith("SQLSTATE"))
 
 
-def test_invalid_input_ends_with_one_line(spark: SparkSession, live: Live) -> None:
+def test_invalid_input_is_reported_in_one_line(spark: SparkSession, live: Live) -> None:
     register(spark)  # again
     live.make("spark.evicted", 10, cap_records=4)
     lost = {"subscribe": "spark.evicted", "startingOffsets": '{"spark.evicted": 2}'}

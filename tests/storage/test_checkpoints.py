@@ -30,17 +30,17 @@ def many(count: int = 5_000) -> Iterator[Item]:
 
 def fill_once(patch: pytest.MonkeyPatch) -> list[int]:
     """Simulate a full disk for one write. The returned list is empty afterwards."""
-    real, left = os.pwritev, [1]
+    real, pending_failures = os.pwritev, [1]
 
     def full_once(fd: int, chunks: list[bytes], offset: int) -> int:
-        if left:
-            left.pop()
+        if pending_failures:
+            pending_failures.pop()
             raise OSError(errno.ENOSPC, "full")
         return real(fd, chunks, offset)
 
     patch.setattr(os, "pwritev", full_once)
     leave_space(patch, 0)
-    return left
+    return pending_failures
 
 
 def test_a_checkpoint_on_a_full_disk_uses_the_reserved_space(
@@ -96,10 +96,10 @@ def test_an_abandoned_checkpoint_restores_the_reserve(
     checkpoints.reserve_space(tmp_path)
     before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
     with monkeypatch.context() as patch:
-        left = fill_once(patch)
+        pending_failures = fill_once(patch)
         writer = checkpoints.CheckpointWriter(tmp_path)
-        writer.write(b"a piece")
-        assert not left
+        writer.write(b"a chunk")
+        assert not pending_failures
         writer.abandon()
     assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
     assert (tmp_path / checkpoints.RESERVE_NAME).stat().st_size == checkpoints.RESERVE_MIN_BYTES
@@ -128,11 +128,11 @@ def test_a_checkpoint_moves_into_the_reserve_if_its_sync_finds_no_space(
 ) -> None:
     checkpoints.reserve_space(tmp_path, 1 << 20)
     inode = (tmp_path / checkpoints.RESERVE_NAME).stat().st_ino
-    real, left = os.fdatasync, [1]
+    real, pending_failures = os.fdatasync, [1]
 
     def full_once(fd: int) -> None:
-        if left:
-            left.pop()
+        if pending_failures:
+            pending_failures.pop()
             raise OSError(errno.ENOSPC, "full")
         real(fd)
 
@@ -194,6 +194,6 @@ def test_a_large_checkpoint_is_read_one_chunk_at_a_time(tmp_path: Path) -> None:
 
 def test_each_chunk_of_a_checkpoint_reports_progress(tmp_path: Path) -> None:
     checkpoints.write(tmp_path, 8, 0, many())
-    beats: list[None] = []
-    (found,) = checkpoints.intact_checkpoints(tmp_path, lambda: beats.append(None))
-    assert len(beats) == -(-found.path.stat().st_size // (CHUNK_BYTES + 100)) > 1
+    reports: list[None] = []
+    (found,) = checkpoints.intact_checkpoints(tmp_path, lambda: reports.append(None))
+    assert len(reports) == -(-found.path.stat().st_size // (CHUNK_BYTES + 100)) > 1

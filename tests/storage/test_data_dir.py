@@ -97,7 +97,7 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(path: Path) -> None
 
 
 def test_a_forked_child_keeps_the_lock_after_its_parent_released_it(path: Path) -> None:
-    held = DataDirectory(path, shards=1)
+    directory = DataDirectory(path, shards=1)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -105,7 +105,7 @@ def test_a_forked_child_keeps_the_lock_after_its_parent_released_it(path: Path) 
         os.read(reading, 1)
         os._exit(0)
     os.close(reading)
-    held.close()
+    directory.close()
     with pytest.raises(DataDirectoryInUse):
         DataDirectory(path, shards=1)
     os.close(writing)
@@ -132,7 +132,7 @@ def test_a_directory_with_foreign_files_is_not_taken_over(path: Path) -> None:
     with pytest.raises(NotADataDirectory, match=r"not empty: it contains thesis\.tex"):
         check_path(path)
     assert [entry.name for entry in path.iterdir()] == ["thesis.tex"], (
-        "nothing of ours is left there"
+        "no file of the server remains"
     )
 
 
@@ -152,9 +152,9 @@ def test_a_path_that_is_not_a_directory_is_reported_by_its_name(path: Path) -> N
     path.parent.mkdir()
     check_path(path)
     path.touch()
-    for locator in (path, path / "deeper" / "still"):
+    for wrong_path in (path, path / "deeper" / "still"):
         with pytest.raises(NotADataDirectory, match=f"{path} is not a directory"):
-            check_path(locator)
+            check_path(wrong_path)
 
 
 def test_an_empty_mounted_volume_is_accepted(path: Path) -> None:
@@ -184,16 +184,16 @@ def test_meta_is_synced_before_its_rename_and_the_directory_after(
     steps: list[str] = []
     fsync, rename = os.fsync, Path.replace
 
-    def noting_fsync(descriptor: int) -> None:
+    def recording_fsync(descriptor: int) -> None:
         steps.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
         fsync(descriptor)
 
-    def noting_rename(self: Path, target: Path) -> Path:
+    def recording_rename(self: Path, target: Path) -> Path:
         steps.append("rename")
         return rename(self, target)
 
-    monkeypatch.setattr(os, "fsync", noting_fsync)
-    monkeypatch.setattr(Path, "replace", noting_rename)
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(Path, "replace", recording_rename)
     DataDirectory(path, shards=1).close()
     at = steps.index("rename")
     assert steps[at - 1 : at + 2] == ["sync meta.new", "rename", "sync data"]
@@ -207,18 +207,20 @@ def test_every_parent_folder_of_a_new_directory_is_synced_before_its_meta(
     synced: list[Path] = []
     fsync = os.fsync
 
-    def noting_fsync(descriptor: int) -> None:
+    def recording_fsync(descriptor: int) -> None:
         fsync(descriptor)
         synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
 
-    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "fsync", recording_fsync)
     DataDirectory(path, shards=1).close()
     before = synced[: synced.index(path / "meta.new")]
     assert {*before} >= {*path.parents}
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_server_gets_the_lock_on_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_acquires_the_lock_on_a_full_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     DataDirectory(path, shards=1).close()
     monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     DataDirectory(path, shards=1).close()
@@ -232,10 +234,10 @@ def test_the_documented_table_of_meta_matches_the_struct() -> None:
 def test_readers_and_the_server_exclude_each_other(
     data: Path,
 ) -> None:
-    held = DataDirectory(data, shards=1)
+    directory = DataDirectory(data, shards=1)
     with pytest.raises(DataDirectoryInUse, match=str(os.getpid())), locked_for_reading(data):
         pass
-    held.close()
+    directory.close()
     with locked_for_reading(data), locked_for_reading(data), pytest.raises(DataDirectoryInUse):
         DataDirectory(data, shards=1)
     (data / "LOCK").unlink()

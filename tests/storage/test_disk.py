@@ -80,7 +80,7 @@ def test_zeros_are_written_if_the_file_system_cannot_allocate_them(
     assert path.read_bytes() == b"x" * 100 + bytes(9_000) + b"x" * 900
 
 
-# FileAside: a file gets its name when it is completely on the disk
+# AtomicFile: a file gets its name when it is completely on the disk
 
 
 def test_a_published_file_replaces_the_previous_one(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_published_file_replaces_the_previous_one(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_an_abandoned_file_leaves_nothing_and_can_be_abandoned_again(tmp_path: Path) -> None:
+def test_an_abandoned_file_is_removed_and_can_be_abandoned_again(tmp_path: Path) -> None:
     file = AtomicFile(tmp_path / "name.kind", ".tmp")
     file.abandon()
     file.abandon()

@@ -18,7 +18,7 @@ from topics.storage.recovery.repair import ShardRepair
 from topics.storage.verify import verify_directory
 from topics.storage.wal.spares import prepare
 
-STRAY = (
+FOREIGN_FILES = (
     *("checkpoint/00/old.ckpt", "checkpoint/00/0000000000000001-copy.ckpt"),
     *("segment/00/notes.txt", "segment/00/copy.seg", "segment/00/0000000001.seg.bak"),
     *("wal/00/x-copy.wal", "wal/00/x.spare-copy", "wal/00/x-copy.spare", "wal/00/old.new"),
@@ -30,28 +30,30 @@ MORE_FOLDERS = ("checkpoint/00/00000000000000ff.ckpt", "blob/00/1-1.blob", "wal/
 
 
 @pytest.fixture(autouse=True)
-def _by_hand() -> Iterator[None]:
+def _stepped() -> Iterator[None]:
     with stepped():
         yield
 
 
-def stray(data: Path) -> dict[Path, bytes | None]:
+def create_foreign_files(data: Path) -> dict[Path, bytes | None]:
     """Create the files that an operator or a file system may create, and return their contents."""
     for folder in (*FOLDERS, *MORE_FOLDERS):
         (data / folder).mkdir(parents=True)
     source = next((data / "wal" / "00").glob("*.wal"))
     shutil.copyfile(source, data / "wal" / "00" / "x-copy.wal")
-    for name in STRAY:
+    for name in FOREIGN_FILES:
         path = data / name
         path.parent.mkdir(exist_ok=True, parents=True)
         if not path.exists():
-            path.write_bytes(b"not ours")
-    found: dict[Path, bytes | None] = {data / name: (data / name).read_bytes() for name in STRAY}
+            path.write_bytes(b"foreign")
+    found: dict[Path, bytes | None] = {
+        data / name: (data / name).read_bytes() for name in FOREIGN_FILES
+    }
     return found | {data / name: None for name in (*FOLDERS, *MORE_FOLDERS)}
 
 
-def are_left_alone(left: dict[Path, bytes | None]) -> None:
-    for path, content in left.items():
+def assert_unchanged(foreign_files: dict[Path, bytes | None]) -> None:
+    for path, content in foreign_files.items():
         assert path.is_dir() if content is None else path.read_bytes() == content, path
 
 
@@ -59,7 +61,7 @@ def are_left_alone(left: dict[Path, bytes | None]) -> None:
 def test_a_shard_leaves_foreign_files_unchanged_from_its_start_to_its_stop(tmp_path: Path) -> None:
     client = busy(tmp_path / "data")
     client.kill()
-    left = stray(tmp_path / "data")
+    foreign_files = create_foreign_files(tmp_path / "data")
     client = client.again()
     for _ in range(3):
         fill(client, "a", "b", rounds=12)
@@ -68,26 +70,26 @@ def test_a_shard_leaves_foreign_files_unchanged_from_its_start_to_its_stop(tmp_p
     free_all(client)
     before = seen(client)
     client.stop()
-    are_left_alone(left)
+    assert_unchanged(foreign_files)
     again = client.again()
     assert seen(again) == before
     again.kill()
-    are_left_alone(left)
+    assert_unchanged(foreign_files)
     assert findings(tmp_path / "data") == []
-    told = {
+    reported = {
         each.path for each in verify_directory(tmp_path / "data", 1) if isinstance(each, Foreign)
     }
-    assert told == {*left}
+    assert reported == {*foreign_files}
 
 
 def test_a_repair_leaves_foreign_files_unchanged(tmp_path: Path) -> None:
     client = busy(tmp_path / "data")
     client.kill()
-    left = stray(tmp_path / "data")
+    foreign_files = create_foreign_files(tmp_path / "data")
     repair = ShardRepair(tmp_path / "data", 0, 1, START)
     repair.plan()
     assert not repair.is_needed
-    are_left_alone(left)
+    assert_unchanged(foreign_files)
 
 
 def test_all_files_of_a_busy_shard_have_known_names(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_verify_lists_foreign_files_and_reports_no_damage(
     (tmp_path / "data" / "wal" / "00" / "x-copy.wal").write_bytes(b"?")
     for command in ("verify", "repair"):
         assert main([command, str(tmp_path / "data")]) == 0
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
         if command == "verify":
-            assert "x-copy.wal: foreign name, ignored" in said
-            assert "no damage, 1 foreign names" in said
+            assert "x-copy.wal: foreign name, ignored" in output
+            assert "no damage, 1 foreign names" in output

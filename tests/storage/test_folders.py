@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def held(path: Path) -> Iterator[DataDirectory]:
+def directory(path: Path) -> Iterator[DataDirectory]:
     directory = DataDirectory(path, shards=2)
     yield directory
     directory.close()
@@ -58,10 +58,10 @@ def move(path: Path) -> Path:
 
 
 def test_all_files_are_written_and_removed_in_the_held_directory(
-    held: DataDirectory, path: Path
+    directory: DataDirectory, path: Path
 ) -> None:
     """This also holds before any check has noticed the move."""
-    folders = dataclasses.replace(held.folders[0], check=unchecked)
+    folders = dataclasses.replace(directory.folders[0], check=unchecked)
     shard = recover(folders, 0, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=60_000)
     for number in range(3):
         checkpoints.write(folders.checkpoint, number, 0, iter([{"last_epoch": 1}]))
@@ -84,9 +84,9 @@ def test_all_files_are_written_and_removed_in_the_held_directory(
 
 
 def test_each_shard_has_its_own_folders_with_the_same_file_names(
-    held: DataDirectory, path: Path
+    directory: DataDirectory, path: Path
 ) -> None:
-    for shard, folders in enumerate(held.folders):
+    for shard, folders in enumerate(directory.folders):
         plain = Folders.under(path, shard)
         for one, other in zip((folders.root, *folders.own), (plain.root, *plain.own), strict=True):
             assert one.samefile(other)
@@ -95,14 +95,16 @@ def test_each_shard_has_its_own_folders_with_the_same_file_names(
         assert folders.name_of(folders.root / "meta") == plain.name_of(path / "meta") == "meta"
 
 
-def test_messages_show_the_current_or_last_path_of_a_file(held: DataDirectory, path: Path) -> None:
-    folder = held.folders[1].wal
+def test_messages_show_the_current_or_last_path_of_a_file(
+    directory: DataDirectory, path: Path
+) -> None:
+    folder = directory.folders[1].wal
     file = folder / "0.wal"
     assert shown(f"at {file}: {file}") == f"at {path}/wal/01/0.wal: {path}/wal/01/0.wal"
     path.rename(path.with_name("elsewhere"))
     damage = Damaged(file, 7, "torn")
     assert str(damage) == f"{path.with_name('elsewhere')}/wal/01/0.wal, offset 7: torn"
-    assert damage.path == file, "which can be opened"
+    assert damage.path == file, "the path of the damage can be opened"
     (path.with_name("elsewhere") / "wal" / "01").rmdir()
     assert shown(str(file)) == f"{path.with_name('elsewhere')}/wal/01/0.wal"
 
@@ -121,7 +123,7 @@ def replace_a_folder(path: Path) -> None:
     (path / "segment" / "00").mkdir()
 
 
-def put_a_file_there(path: Path) -> None:
+def replace_with_a_file(path: Path) -> None:
     move(path)
     shutil.rmtree(path)
     path.touch()
@@ -139,7 +141,7 @@ def link_elsewhere(path: Path) -> None:
     [
         (move, MOVED, True),
         (shutil.rmtree, MOVED, True),
-        (put_a_file_there, MOVED, True),
+        (replace_with_a_file, MOVED, True),
         (link_elsewhere, MOVED, False),
         (replace_a_folder, MOVED, False),
         (unlink_lock, UNLOCKED, True),
@@ -147,13 +149,13 @@ def link_elsewhere(path: Path) -> None:
     ],
 )
 def test_a_lost_directory_is_detected(
-    held: DataDirectory,
+    directory: DataDirectory,
     path: Path,
     act: Callable[[Path], object],
     reason: str,
     is_quick: bool,
 ) -> None:
-    check = held.folders[0].check
+    check = directory.folders[0].check
     check()
     check(quick=True)
     act(path)
@@ -169,13 +171,13 @@ def test_a_directory_behind_a_symlink_is_lost_when_the_link_changes(tmp_path: Pa
     link.symlink_to(tmp_path / "one", target_is_directory=True)
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    held = DataDirectory(link, shards=1)
-    held.folders[0].check()
+    directory = DataDirectory(link, shards=1)
+    directory.folders[0].check()
     link.unlink()
     link.symlink_to(tmp_path / "two", target_is_directory=True)
     with pytest.raises(DirectoryLost):
-        held.folders[0].check()
-    held.close()
+        directory.folders[0].check()
+    directory.close()
 
 
 @pytest.mark.parametrize("code", [errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP])
@@ -190,13 +192,13 @@ def test_the_lock_of_meta_excludes_others_if_directories_cannot_be_locked(
         flock(fd, kind)
 
     monkeypatch.setattr(fcntl, "flock", no_folders)
-    held = DataDirectory(path, shards=1)
+    directory = DataDirectory(path, shards=1)
     (path / "LOCK").unlink()
     with pytest.raises(DataDirectoryInUse):
         DataDirectory(path, shards=1)
     with pytest.raises(DataDirectoryInUse), locked_for_reading(path):
         pass
-    held.close()
+    directory.close()
     DataDirectory(path, shards=1).close()
 
 
@@ -204,13 +206,15 @@ def test_a_folder_that_cannot_be_opened_fails_only_its_shard(path: Path) -> None
     DataDirectory(path, shards=2).close()
     (path / "wal" / "01").rmdir()
     (path / "wal" / "01").touch()
-    held = DataDirectory(path, shards=2)
+    directory = DataDirectory(path, shards=2)
     try:
-        recover(held.folders[0], 0, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=1).wal.stop()
+        recover(
+            directory.folders[0], 0, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=1
+        ).wal.stop()
         with pytest.raises(OSError, match="01"):
-            recover(held.folders[1], 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=1)
+            recover(directory.folders[1], 1, 2, START, wal_file_bytes=FILE_BYTES, wal_sync_ms=1)
     finally:
-        held.close()
+        directory.close()
 
 
 def test_a_machine_without_proc_is_refused_with_a_message(

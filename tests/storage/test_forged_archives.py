@@ -51,7 +51,7 @@ def archive(files: Members, sizes: dict[str, int] | None = None) -> bytes:
     return data.getvalue()
 
 
-def odd(info: tarfile.TarInfo, content: bytes = b"", form: Literal[1, 2] = 2) -> bytes:
+def tar_with(info: tarfile.TarInfo, content: bytes = b"", form: Literal[1, 2] = 2) -> bytes:
     """Return a tar file that begins with this member. ``form`` is a format of `tarfile`: 1 GNU, 2
     pax.
     """
@@ -66,40 +66,42 @@ def member(name: str, **fields: object) -> tarfile.TarInfo:
 
 
 SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"}
-ODDITIES: dict[str, Callable[[Members], bytes]] = {
+FORGERIES: dict[str, Callable[[Members], bytes]] = {
     "huge manifest size": lambda files: archive(files, {"meta": 1 << 70}),
     "huge log size": lambda files: archive(files, {[*files][-1]: 1 << 70}),
-    "huge member": lambda _: odd(member("meta", size=1 << 70), form=1),
-    "negative member": lambda _: odd(member("meta", size=-5), form=1),
+    "huge member": lambda _: tar_with(member("meta", size=1 << 70), form=1),
+    "negative member": lambda _: tar_with(member("meta", size=-5), form=1),
     "no checkpoint": lambda files: archive(
         {name: data for name, data in files.items() if "ckpt" not in name}
     ),
     "no meta": lambda files: archive({n: data for n, data in files.items() if n != "meta"}),
-    "sparse": lambda _: odd(member("meta", pax_headers=SPARSE), b"x" * 24),
-    "bad number": lambda _: odd(member("meta", pax_headers={"size": "1e999"}), b"x"),
-    "old sparse": lambda _: odd(member("meta", type=tarfile.GNUTYPE_SPARSE, size=24), b"x" * 24),
-    "link": lambda _: odd(member("meta", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
-    "hard link": lambda _: odd(member("meta", type=tarfile.LNKTYPE, linkname="meta")),
-    "device": lambda _: odd(member("meta", type=tarfile.CHRTYPE, devmajor=1, devminor=3)),
-    "fifo": lambda _: odd(member("meta", type=tarfile.FIFOTYPE)),
-    "folder": lambda _: odd(member("wal", type=tarfile.DIRTYPE)),
-    "absolute": lambda _: odd(member("/tmp/forged-meta", size=1), b"x"),
-    "above": lambda _: odd(member("../meta", size=1), b"x"),
-    "other digits": lambda _: odd(member("wal/٠٠/" + "0" * 16 + ".wal", size=1), b"x"),
+    "sparse": lambda _: tar_with(member("meta", pax_headers=SPARSE), b"x" * 24),
+    "bad number": lambda _: tar_with(member("meta", pax_headers={"size": "1e999"}), b"x"),
+    "old sparse": lambda _: tar_with(
+        member("meta", type=tarfile.GNUTYPE_SPARSE, size=24), b"x" * 24
+    ),
+    "link": lambda _: tar_with(member("meta", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+    "hard link": lambda _: tar_with(member("meta", type=tarfile.LNKTYPE, linkname="meta")),
+    "device": lambda _: tar_with(member("meta", type=tarfile.CHRTYPE, devmajor=1, devminor=3)),
+    "fifo": lambda _: tar_with(member("meta", type=tarfile.FIFOTYPE)),
+    "folder": lambda _: tar_with(member("wal", type=tarfile.DIRTYPE)),
+    "absolute": lambda _: tar_with(member("/tmp/forged-meta", size=1), b"x"),
+    "above": lambda _: tar_with(member("../meta", size=1), b"x"),
+    "other digits": lambda _: tar_with(member("wal/٠٠/" + "0" * 16 + ".wal", size=1), b"x"),
     "twice": lambda files: archive(files)[: 512 + 512] + archive(files),
     "cut": lambda files: archive(files)[:-2000],
-    "behind its end": lambda files: archive(files) + b"more",
-    "behind its manifest": lambda files: archive(files)[:-1024] + archive(files),
+    "bytes after the end": lambda files: archive(files) + b"more",
+    "members after the manifest": lambda files: archive(files)[:-1024] + archive(files),
     "nothing": lambda _: b"",
     "text": lambda _: b"hello " * 500,
 }
 
 
-@pytest.mark.parametrize("what", ODDITIES)
+@pytest.mark.parametrize("case", FORGERIES)
 def test_a_forged_archive_is_refused_with_a_one_line_message_and_leaves_no_files(
-    tmp_path: Path, what: str
+    tmp_path: Path, case: str
 ) -> None:
-    data = ODDITIES[what](members(tmp_path / "source"))
+    data = FORGERIES[case](members(tmp_path / "source"))
     target = tmp_path / "target"
     target.mkdir()
     with pytest.raises(NotABackup) as refused:

@@ -145,7 +145,7 @@ def test_the_most_recently_used_renderings_are_cached_within_the_bound(
     harness.read(rows[3], reader)
     assert reader.kept_bytes <= 3 * harness.copies.kept_bytes
     assert harness.read(rows[0], reader) is kept[0]
-    assert harness.read(rows[1], reader) is not kept[1], "the one that was not used for longest"
+    assert harness.read(rows[1], reader) is not kept[1], "the least recently used one is evicted"
 
 
 def test_a_rendering_above_the_bound_is_not_cached_and_evicts_nothing(

@@ -108,9 +108,9 @@ def test_damage_is_shown_in_the_line_of_its_extent(data: Path) -> None:
     store = SegmentStore.open(path.parent, 0, [1])
     store.punch([in_extent(1, 0)])
     (_, entry), *_ = [*store.entries(1)][1:]
-    whole = bytearray(path.read_bytes())
-    whole[entry.tables_at] ^= 1
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[entry.tables_at] ^= 1
+    path.write_bytes(content)
     shown = [*describe(path)]
     assert shown[2].endswith("; its space was freed")
     assert shown[3].endswith(f"; offset {entry.tables_at}: the tables of the extent are damaged")
@@ -119,7 +119,7 @@ def test_damage_is_shown_in_the_line_of_its_extent(data: Path) -> None:
 def test_frames_of_routers_are_shown_with_their_contents(tmp_path: Path) -> None:
     rows = [Row(0, 9, 5, 7), Row(0, 11, 6, 0)]
     config = {"source": "a", "dest": "b"}
-    said = [
+    frames = [
         forward_frame(
             1_000, 3, 0, ForwardBody(40, 2, rows, [Run(0x1000, 0, 3, 5), Run(0, 0, 0, 1)])
         ),
@@ -128,7 +128,7 @@ def test_frames_of_routers_are_shown_with_their_contents(tmp_path: Path) -> None
         routers_removed_frame([9, 11], 1_000),
         Frame(FrameKind.FORWARD, 0, 0, 1_000, 2, 0, 0, (b"\xff",)),
     ]
-    lines = shown(log_of(tmp_path, said))
+    lines = shown(log_of(tmp_path, frames))
     assert [line.partition(",")[0] for line in lines if line[:3].isupper()] == [
         *("FORWARD", "FORWARD", "ROUTER_SET", "ROUTERS_GONE", "FORWARD")
     ]

@@ -16,7 +16,7 @@ from topics.storage.mapped_file import PAGE_BYTES, MappedFile, read_at
 SIZE = 5 * PAGE_BYTES + 100
 
 
-@pytest.fixture(params=["asked", "copied"])
+@pytest.fixture(params=["queried", "copied"])
 def cut(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> MappedFile:
@@ -36,7 +36,7 @@ def test_a_page_beyond_the_end_of_a_cut_file_is_detected(cut: MappedFile) -> Non
     end = 2 * PAGE_BYTES
     assert cut.can_read(0, end)
     assert cut.can_read(end - 1, end)
-    assert cut.can_read(SIZE, SIZE), "no byte"
+    assert cut.can_read(SIZE, SIZE), "an empty range is readable"
     assert not cut.can_read(end - 1, end + 1)
     assert not cut.can_read(SIZE - 1, SIZE)
     assert cut.first_unreadable(0, end) is None

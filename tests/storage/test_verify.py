@@ -44,17 +44,17 @@ def test_the_verify_command_reports_its_findings(data: Path) -> None:
     done = topics("verify", str(data))
     assert (done.returncode, done.stdout) == (0, "5 files, no damage\n")
     path = next(data.rglob("*.seg"))
-    whole = bytearray(path.read_bytes())
-    whole[HEADER_BYTES + 20] ^= 1
-    path.write_bytes(whole)
+    intact = bytearray(path.read_bytes())
+    intact[HEADER_BYTES + 20] ^= 1
+    path.write_bytes(intact)
     done = topics("verify", str(data))
     assert (done.returncode, done.stdout) == (
         3,
         f"{path}, offset 4096: records are damaged\n5 files, 1 findings\n",
     )
-    held = DataDirectory(data, shards=1)
+    directory = DataDirectory(data, shards=1)
     done = topics("verify", str(data))
-    held.close()
+    directory.close()
     assert (done.returncode, done.stdout) == (1, "")
     assert "in use by process" in done.stderr
     done = topics("verify", str(data / "nowhere"))
@@ -73,18 +73,18 @@ def test_a_torn_tail_is_not_damage_but_a_damaged_synced_frame_is(data: Path) -> 
     last, first = log_files(data)[-1], log_files(data)[0]
     for checkpoint in (data / "checkpoint" / "00").iterdir():
         checkpoint.unlink()
-    whole = last.read_bytes()
-    end = len(whole.rstrip(b"\0"))
-    last.write_bytes(whole[:end] + b"WF01 torn".ljust(len(whole) - end, b"\0"))
+    intact = last.read_bytes()
+    end = len(intact.rstrip(b"\0"))
+    last.write_bytes(intact[:end] + b"WF01 torn".ljust(len(intact) - end, b"\0"))
     assert findings(data) == []
-    damaged = bytearray(whole)
+    damaged = bytearray(intact)
     damaged[5000] ^= 1
     last.write_bytes(damaged)
     (found,) = findings(data)
     assert found.startswith(
         f"{last.name}: damaged frame that was synced, according to the frame at offset "
     )
-    last.write_bytes(whole)
+    last.write_bytes(intact)
     damaged = bytearray(first.read_bytes())
     damaged[9000] ^= 1
     first.write_bytes(damaged)
@@ -100,7 +100,7 @@ def test_a_missing_log_file_is_damage(data: Path) -> None:
 
 def test_a_log_file_kept_as_a_damaged_copy_is_not_a_finding(data: Path) -> None:
     path = log_files(data)[0]
-    path.with_name(path.name + DAMAGED).write_bytes(b"hurt")
+    path.with_name(path.name + DAMAGED).write_bytes(b"damaged")
     assert findings(data) == []
 
 
@@ -112,8 +112,8 @@ def test_a_log_file_that_is_cut_or_of_another_shard_is_a_finding(data: Path) -> 
         in (findings(data))
     )
     (data / "wal" / "00").rename(data / "wal" / "01")
-    told = [each for each in verify_directory(data, 2) if isinstance(each, Finding)]
-    assert any(each.reason.startswith("belongs to shard 0, LSN 0x") for each in told)
+    reported = [each for each in verify_directory(data, 2) if isinstance(each, Finding)]
+    assert any(each.reason.startswith("belongs to shard 0, LSN 0x") for each in reported)
 
 
 # Checkpoints: each by itself, and compared with the log and the segments
@@ -137,9 +137,9 @@ def test_a_missing_segment_that_a_checkpoint_names_is_a_finding(data: Path) -> N
 
 def test_a_cut_checkpoint_is_a_finding(data: Path) -> None:
     (path,) = (data / "checkpoint" / "00").glob("*.ckpt")
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     assert [*verify_checkpoint(path)] == []
-    path.write_bytes(whole[:-1])
+    path.write_bytes(intact[:-1])
     assert [finding.reason for finding in verify_checkpoint(path)] == [
         "is not a complete checkpoint"
     ]
@@ -184,13 +184,13 @@ def test_an_extent_that_is_partly_punched_is_not_damage(
     store: SegmentStore, sectors: slice
 ) -> None:
     segment = add(store, 1, MIXED)
-    whole = segment.path.read_bytes()
+    intact = segment.path.read_bytes()
     pages = [*segment.entries()][2].pages
     store.punch([in_extent(1, 2)])
     punched = segment.path.read_bytes()
     with segment.path.open("r+b") as file:
         file.seek(pages.start)
-        file.write(whole[pages.start : pages.stop])
+        file.write(intact[pages.start : pages.stop])
         for at in [*range(pages.start, pages.stop, 512)][sectors]:
             file.seek(at)
             file.write(punched[at : at + 512])
@@ -200,20 +200,20 @@ def test_an_extent_that_is_partly_punched_is_not_damage(
 @pytest.mark.slow
 def test_every_flipped_byte_of_a_segment_is_a_finding(store: SegmentStore) -> None:
     segment = add(store, 1, MIXED)
-    whole = segment.path.read_bytes()
+    intact = segment.path.read_bytes()
     flags = range(segment.trailer.flags_at, segment.trailer.flags_at + segment.trailer.record_count)
     rng = random.Random(5)
-    used = [at for at in range(len(whole)) if whole[at]]
+    used = [at for at in range(len(intact)) if intact[at]]
     for at in {
         *rng.sample(used, 300),
-        *rng.sample(range(len(whole)), 300),
+        *rng.sample(range(len(intact)), 300),
         *flags,
         *range(60),
-        *range(len(whole) - 100, len(whole)),
+        *range(len(intact) - 100, len(intact)),
     }:
-        if at >= len(whole):
+        if at >= len(intact):
             continue
-        data = bytearray(whole)
+        data = bytearray(intact)
         data[at] ^= rng.choice([2, 4, 8, 16, 128])
         segment.path.write_bytes(data)
         assert reasons(segment.path), at
@@ -308,11 +308,11 @@ def blob(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_every_flipped_bit_and_every_cut_of_a_blob_is_a_finding(blob: Path) -> None:
-    whole = blob.read_bytes()
-    for at in range(len(whole)):
-        blob.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    intact = blob.read_bytes()
+    for at in range(len(intact)):
+        blob.write_bytes(intact[:at] + bytes([intact[at] ^ 4]) + intact[at + 1 :])
         assert len([*verify_blob(blob)]) == 1, at
-        blob.write_bytes(whole[:at])
+        blob.write_bytes(intact[:at])
         assert len([*verify_blob(blob)]) == 1, at
 
 

@@ -11,7 +11,7 @@ from tests.bench.peers.system import Peer, find, version_of
 LINE = b"\r\n"
 PUT = b"put 100 0 60 %d\r\n%b\r\n" % (len(RECORD), RECORD)
 RESERVE = b"reserve-with-timeout 0\r\n"
-FULL, GONE = b"OUT_OF_MEMORY", b"NOT_FOUND"
+FULL, MISSING = b"OUT_OF_MEMORY", b"NOT_FOUND"
 _JOB = re.compile(rb"RESERVED (\d+) \d+\r\n")
 
 
@@ -56,7 +56,7 @@ class Beanstalkd(Peer):
         return Marks(LINE, records, bad=FULL)
 
     def count(self) -> int:
-        stats = self.ask(b"stats-tube default\r\n", Marks(b"\n\r\n"))
+        stats = self.call(b"stats-tube default\r\n", Marks(b"\n\r\n"))
         return sum(map(int, re.findall(rb"current-jobs-(?:ready|reserved): (\d+)", stats)))
 
     def worker(self, number: int, batch: int) -> Client:
@@ -68,5 +68,5 @@ def work(batch: int) -> Script:
     claimed, done = Reserved(batch), 0
     while jobs := _JOB.findall((yield Step(RESERVE * batch, claimed, done))):
         request = b"".join(b"delete %b\r\n" % job for job in jobs)
-        yield Step(request, Marks(LINE, len(jobs), bad=GONE))
+        yield Step(request, Marks(LINE, len(jobs), bad=MISSING))
         done = len(jobs)

@@ -41,7 +41,7 @@ class DurableStreams(Peer):
         self.programs.start("node", *command, port=self.address[1], cwd=NPM)
 
     def make(self, kind: str, durability: str) -> None:
-        self.ask(http("PUT", PATH), Http())
+        self.call(http("PUT", PATH), Http())
 
     def request(self, records: int) -> bytes:
         return http(
@@ -53,7 +53,7 @@ class DurableStreams(Peer):
 
     def read(self, limit: int) -> Iterator[int]:
         connection, offset, reply = self.connect(), "-1", Http()
-        while count := connection.ask(http("GET", f"{PATH}?offset={offset}"), reply).count(MARK):
+        while count := connection.call(http("GET", f"{PATH}?offset={offset}"), reply).count(MARK):
             offset = reply.field(b"stream-next-offset").decode()
             yield count
         connection.close()

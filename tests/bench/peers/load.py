@@ -49,10 +49,10 @@ class Connection:
     def take(self) -> bool:
         """Read the available input. Return whether the reply is complete."""
         data = self.sock.recv(RECV_BYTES)
-        assert data, "the server hung up"
+        assert data, "the server closed the connection"
         return self.reply.feed(data)
 
-    def ask(self, request: bytes, reply: Reply | None = None) -> bytes:
+    def call(self, request: bytes, reply: Reply | None = None) -> bytes:
         """Send a request and return its reply."""
         self.reply = reply or self.reply
         self.send(request)
@@ -154,33 +154,33 @@ class Stream:
     def take(self) -> int:
         """As `Subscriber.take`."""
         data = self.sock.recv(RECV_BYTES)
-        assert data, "the server ended a stream"
+        assert data, "the server closed a stream"
         data = self._cut + data
-        whole, _, self._cut = data.rpartition(MARK)
+        complete, _, self._cut = data.rpartition(MARK)
         if len(self._cut) == len(data):
             return 0
-        return whole.count(MARK) + 1
+        return complete.count(MARK) + 1
 
 
-class Room:
+class FanOut:
     """A publisher and its subscribers; counts the deliveries."""
 
     def __init__(self, publisher: Connection, subscribers: Sequence[Subscriber]) -> None:
         self.delivered, self.published = 0, 0
         self.delays = array("d")
-        self._publisher, self._is_asking, self._sent_at = publisher, False, 0.0
+        self._publisher, self._is_publishing, self._sent_at = publisher, False, 0.0
         self._poll = select.epoll()
         self._by_fd = {each.sock.fileno(): each for each in subscribers}
         for fd in (*self._by_fd, publisher.sock.fileno()):
             self._poll.register(fd, select.EPOLLIN)
 
     @property
-    def is_behind(self) -> bool:
-        """Whether a subscriber has not received all published records."""
+    def has_pending_deliveries(self) -> bool:
+        """Return whether a subscriber has not received all published records."""
         return self.delivered < self.published * len(self._by_fd)
 
     def publish(self, request: bytes) -> None:
-        self._sent_at, self._is_asking = time.perf_counter(), True
+        self._sent_at, self._is_publishing = time.perf_counter(), True
         self.published += 1
         self._publisher.send(request)
 
@@ -190,7 +190,7 @@ class Room:
         assert ready, f"no input for {IDLE_S} s"
         for fd, _ in ready:
             if fd not in self._by_fd:
-                self._is_asking = not self._publisher.take()
+                self._is_publishing = not self._publisher.take()
                 continue
             count = self._by_fd[fd].take()
             self.delivered += count
@@ -198,7 +198,7 @@ class Room:
 
     def settle(self) -> None:
         """Wait until all subscribers have received all published records."""
-        while self.is_behind or self._is_asking:
+        while self.has_pending_deliveries or self._is_publishing:
             self.step()
 
     def latency_ms(self, request: bytes, seconds: float) -> float:
@@ -221,7 +221,7 @@ class Room:
         began, readers = time.perf_counter(), len(self._by_fd)
         until = began + seconds
         while time.perf_counter() < until:
-            if not self._is_asking and self.delivered >= (self.published - AHEAD_MAX) * readers:
+            if not self._is_publishing and self.delivered >= (self.published - AHEAD_MAX) * readers:
                 self.publish(request)
             self.step()
         self.settle()

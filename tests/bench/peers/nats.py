@@ -19,12 +19,12 @@ ERROR, PONG = b"-ERR", b"PONG\r\n"
 END_OF_BATCH = b"NATS/1.0 204"
 
 
-def publish(subject: str, answer_to: str, payload: bytes) -> bytes:
+def publish(subject: str, reply_to: str, payload: bytes) -> bytes:
     """Return the bytes of a PUB message."""
-    return f"PUB {subject} {answer_to} {len(payload)}\r\n".encode() + payload + b"\r\n"
+    return f"PUB {subject} {reply_to} {len(payload)}\r\n".encode() + payload + b"\r\n"
 
 
-class Answers:
+class Messages:
     """A reply of ``count`` complete messages."""
 
     def __init__(self, count: int) -> None:
@@ -89,16 +89,16 @@ class Nats(Peer):
 
     def connect(self) -> Connection:
         connection = Connection(self.address, Marks(PONG, bad=ERROR))
-        connection.ask(HELLO + b"PING\r\n")
+        connection.call(HELLO + b"PING\r\n")
         return connection
 
-    def api(self, subject: str, question: object) -> Any:
+    def api(self, subject: str, params: object) -> Any:
         """Call the JetStream API and return its reply."""
-        payload = json.dumps(question).encode()
-        asked = b"SUB api 1\r\n" + publish(f"$JS.API.{subject}", "api", payload)
-        answer = json.loads(self.ask(asked, Answers(1)))
-        assert "error" not in answer, answer
-        return answer
+        payload = json.dumps(params).encode()
+        request = b"SUB api 1\r\n" + publish(f"$JS.API.{subject}", "api", payload)
+        reply = json.loads(self.call(request, Messages(1)))
+        assert "error" not in reply, reply
+        return reply
 
     def make(self, kind: str, durability: str) -> None:
         config = {
@@ -121,25 +121,25 @@ class Nats(Peer):
 
     def _with_inbox(self, records: int) -> tuple[Connection, bytes]:
         connection, inbox = self.connect(), f"inbox.{next(self._inboxes)}"
-        connection.ask(f"SUB {inbox} 1\r\nPING\r\n".encode())
+        connection.call(f"SUB {inbox} 1\r\nPING\r\n".encode())
         return connection, publish(NAME, inbox, RECORD) * records
 
     def reply(self, records: int) -> Reply:
-        return Answers(records)
+        return Messages(records)
 
     def count(self) -> int:
         return int(self.api(f"STREAM.INFO.{NAME}", {})["state"]["messages"])
 
     def read(self, limit: int) -> Iterator[int]:
-        left, seq, reply = self.count(), 1, Batch()
+        remaining, seq, reply = self.count(), 1, Batch()
         connection = self.connect()
-        connection.ask(b"SUB got 1\r\nPING\r\n")
-        while left > 0:
-            asked = json.dumps({"seq": seq, "batch": limit, "next_by_subj": NAME}).encode()
-            request = publish(f"$JS.API.DIRECT.GET.{NAME}", "got", asked)
-            count = connection.ask(request, reply).count(MARK)
+        connection.call(b"SUB got 1\r\nPING\r\n")
+        while remaining > 0:
+            params = json.dumps({"seq": seq, "batch": limit, "next_by_subj": NAME}).encode()
+            request = publish(f"$JS.API.DIRECT.GET.{NAME}", "got", params)
+            count = connection.call(request, reply).count(MARK)
             assert count, "a direct get without messages"
-            seq, left = seq + count, left - count
+            seq, remaining = seq + count, remaining - count
             yield count
         connection.close()
 
@@ -152,8 +152,8 @@ class Nats(Peer):
             "ack_policy": "none",
             "mem_storage": True,
         }
-        asked = {"stream_name": NAME, "config": config}
-        self.api(f"CONSUMER.CREATE.{NAME}.{config['name']}", asked)
+        params = {"stream_name": NAME, "config": config}
+        self.api(f"CONSUMER.CREATE.{NAME}.{config['name']}", params)
         connection = self.connect()
-        connection.ask(f"SUB {inbox} 1\r\nPING\r\n".encode())
+        connection.call(f"SUB {inbox} 1\r\nPING\r\n".encode())
         return Stream(connection.sock)

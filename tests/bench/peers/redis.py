@@ -81,13 +81,13 @@ class Redis(Peer):
         return Connection(self.address, Marks(LINE, bad=ERROR))
 
     def count(self) -> int:
-        return int(self.ask(command(b"XLEN", KEY), Marks(LINE, bad=ERROR))[1:])
+        return int(self.call(command(b"XLEN", KEY), Marks(LINE, bad=ERROR))[1:])
 
     def read(self, limit: int) -> Iterator[int]:
         connection, start, reply = self.connect(), b"-", Page()
         while True:
-            asked = command(b"XRANGE", KEY, start, b"+", b"COUNT", b"%d" % limit)
-            page = connection.ask(asked, reply)
+            request_bytes = command(b"XRANGE", KEY, start, b"+", b"COUNT", b"%d" % limit)
+            page = connection.call(request_bytes, reply)
             if not page:
                 break
             start = b"(" + ID.findall(page[-500:])[-1]
@@ -104,9 +104,9 @@ class Follower:
     def __init__(self, connection: Connection) -> None:
         self.sock, self._connection = connection.sock, connection
         connection.reply = Page()
-        self._ask(b"$")
+        self._request_after(b"$")
 
-    def _ask(self, last: bytes) -> None:
+    def _request_after(self, last: bytes) -> None:
         self._connection.send(command(b"XREAD", b"BLOCK", b"0", b"STREAMS", KEY, last))
 
     def take(self) -> int:
@@ -114,7 +114,7 @@ class Follower:
         if not self._connection.take():
             return 0
         page = self._connection.reply.body
-        self._ask(ID.findall(page[-500:])[-1])
+        self._request_after(ID.findall(page[-500:])[-1])
         return page.count(MARK)
 
 
@@ -154,24 +154,24 @@ class Webdis(Redis):
 
     def request(self, records: int) -> bytes:
         if records == 1:
-            return ask_webdis(b"XADD", KEY, b"*", b"d", RECORD)
-        return ask_webdis(b"EVAL", ADD_ALL, b"1", KEY, *[RECORD] * records)
+            return webdis_request(b"XADD", KEY, b"*", b"d", RECORD)
+        return webdis_request(b"EVAL", ADD_ALL, b"1", KEY, *[RECORD] * records)
 
     def reply(self, records: int) -> Reply:
         return Http(bad=b"[false")
 
     def publisher(self) -> tuple[Connection, bytes]:
-        return self.connect(), ask_webdis(b"PUBLISH", KEY, RECORD)
+        return self.connect(), webdis_request(b"PUBLISH", KEY, RECORD)
 
     def count(self) -> int:
-        body = self.ask(ask_webdis(b"XLEN", KEY), self.reply(1))
+        body = self.call(webdis_request(b"XLEN", KEY), self.reply(1))
         return int(json.loads(body)["XLEN"])
 
     def read(self, limit: int) -> Iterator[int]:
         connection, start = self.connect(), b"-"
         while True:
-            asked = ask_webdis(b"EVAL", READ, b"1", KEY, start, b"%d" % limit)
-            page = connection.ask(asked)
+            request_bytes = webdis_request(b"EVAL", READ, b"1", KEY, start, b"%d" % limit)
+            page = connection.call(request_bytes)
             ids = ID.findall(page[-500:])
             if not ids:
                 break
@@ -184,7 +184,7 @@ class Webdis(Redis):
         return Stream(event_stream(self.connect(), path, b'["subscribe"').sock)
 
 
-def ask_webdis(*words: bytes) -> bytes:
+def webdis_request(*words: bytes) -> bytes:
     """Return a POST whose body is the command, with slashes between its words."""
     safe = (w.replace(b"%", b"%25").replace(b"/", b"%2F").replace(b"+", b"%2B") for w in words)
     return http("POST", "/", b"/".join(safe), "application/x-www-form-urlencoded")

@@ -107,16 +107,16 @@ class Marks:
     def __init__(self, mark: bytes, count: int = 1, bad: bytes = b"") -> None:
         self.body = b""
         self._mark, self._count, self._bad = mark, count, bad
-        self._data, self._seen, self._looked = bytearray(), 0, 0
+        self._data, self._seen, self._searched = bytearray(), 0, 0
 
     def feed(self, data: bytes) -> bool:
         """As `Reply.feed`."""
         self._data += data
-        self._seen += self._data.count(self._mark, self._looked)
-        at = self._data.rfind(self._mark, self._looked)
+        self._seen += self._data.count(self._mark, self._searched)
+        at = self._data.rfind(self._mark, self._searched)
         # Count no mark twice. The data may end in the middle of a mark.
-        cut = max(self._looked, len(self._data) - len(self._mark) + 1)
-        self._looked = max(cut, at + len(self._mark)) if at >= 0 else cut
+        cut = max(self._searched, len(self._data) - len(self._mark) + 1)
+        self._searched = max(cut, at + len(self._mark)) if at >= 0 else cut
         bad = self._bad
         if bad and (self._data.startswith(bad) or b"\r\n" + bad in self._data):
             raise BadReply(bytes(self._data[:300]).decode(errors="replace"))
@@ -124,5 +124,5 @@ class Marks:
             return False
         assert self._seen == self._count, "received more than one reply"
         self.body, self._data = bytes(self._data), bytearray()
-        self._seen = self._looked = 0
+        self._seen = self._searched = 0
         return True

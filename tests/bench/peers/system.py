@@ -169,11 +169,11 @@ class System:
         """
         raise NotImplementedError
 
-    def ask(self, request: bytes, reply: Reply) -> bytes:
+    def call(self, request: bytes, reply: Reply) -> bytes:
         """Send a request on a new connection and return its reply."""
         connection = self.connect()
         try:
-            return connection.ask(request, reply)
+            return connection.call(request, reply)
         finally:
             connection.close()
 
@@ -206,6 +206,6 @@ class Peer(System):
 def event_stream(connection: Connection, path: str, until: bytes = HEAD_END) -> Connection:
     """Open an event stream and read it up to a mark."""
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
-    began = connection.ask(head.encode(), Marks(until))
+    began = connection.call(head.encode(), Marks(until))
     assert began[9:12] == b"200", began
     return connection

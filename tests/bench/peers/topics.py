@@ -41,20 +41,20 @@ class Topics(System):
 
     def make(self, kind: str, durability: str) -> None:
         body = json.dumps({"type": kind, "durability": durability})
-        self.ask(http("PUT", PATH, body.encode()), Http())
+        self.call(http("PUT", PATH, body.encode()), Http())
 
     def request(self, records: int) -> bytes:
         return append(NAME, records)
 
     def count(self) -> int:
-        answer = self.ask(http("GET", f"{PATH}?touch=false"), Http())
-        return int(json.loads(answer)["count"])
+        response = self.call(http("GET", f"{PATH}?touch=false"), Http())
+        return int(json.loads(response)["count"])
 
     def read(self, limit: int) -> Iterator[int]:
         connection, from_seq, is_caught_up = self.connect(), 0, False
         while not is_caught_up:
-            asked = b'{"from_seq":%d,"limit":%d}' % (from_seq, limit)
-            page = connection.ask(http("POST", f"{PATH}/diff", asked))
+            body = b'{"from_seq":%d,"limit":%d}' % (from_seq, limit)
+            page = connection.call(http("POST", f"{PATH}/diff", body))
             # The records are not decoded, as with all other servers.
             end = page[page.rindex(b"]") :]
             found = re.search(rb'"next_from_seq":(\d+)', page[-1000:])
@@ -65,8 +65,8 @@ class Topics(System):
         connection.close()
 
     def subscriber(self) -> Subscriber:
-        asked = b'{"topics":{"%b":{"tail":true}}}' % NAME.encode()
-        url = json.loads(self.ask(http("POST", "/v0/watch", asked), Http()))["stream_url"]
+        body = b'{"topics":{"%b":{"tail":true}}}' % NAME.encode()
+        url = json.loads(self.call(http("POST", "/v0/watch", body), Http()))["stream_url"]
         connection = event_stream(self.connect(), url, b"event: caught-up\n")
         return Stream(connection.sock)
 
@@ -87,6 +87,6 @@ def work(node: str, batch: int) -> Script:
     done = 0
     while seqs := _SEQ.findall((yield Step(claim, reply, done))):
         acked = b'{"node":"%b","seqs":[%b]}' % (name, b",".join(seqs))
-        answer = yield Step(http("POST", f"{PATH}/ack", acked), reply)
-        assert b'"acked":%d' % len(seqs) in answer, answer
+        response = yield Step(http("POST", f"{PATH}/ack", acked), reply)
+        assert b'"acked":%d' % len(seqs) in response, response
         done = len(seqs)

@@ -43,13 +43,13 @@ def append(body: bytes, key: str | None = None, limits: Limits = LIMITS) -> Appe
     return decode_append(body, key, limits)
 
 
-def one(record: bytes, limits: Limits = LIMITS) -> RecordIn:
+def only_record(record: bytes, limits: Limits = LIMITS) -> RecordIn:
     """Return the only record of a body that contains it."""
     (found,) = append(b'{"records":[%b]}' % record, limits=limits).records
     return found
 
 
-def refused(
+def error_of(
     code: type[TopicsError], function: Callable[..., Any], *arguments: Any, **more: Any
 ) -> TopicsError:
     with pytest.raises(code) as raised:
@@ -62,7 +62,7 @@ def refused(
 
 
 @pytest.mark.parametrize(
-    "place",
+    "template",
     [
         b'{"records":[{"data":"%b"}]}',
         b'{"records":[{"data":1,"tag":"%b"}]}',
@@ -72,19 +72,19 @@ def refused(
 @pytest.mark.parametrize(
     "text", [b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"]
 )
-def test_invalid_utf8_is_rejected(place: bytes, text: bytes) -> None:
-    for buffer in (place % text, bytearray(place % text), memoryview(place % text)):
-        refused(InvalidRequest, append, buffer, limits=WIDE)
+def test_invalid_utf8_is_rejected(template: bytes, text: bytes) -> None:
+    for buffer in (template % text, bytearray(template % text), memoryview(template % text)):
+        error_of(InvalidRequest, append, buffer, limits=WIDE)
 
 
 @pytest.mark.parametrize(
     "text", [b"\\ud800", b"\\udc00", b"\\ud800\\ud800", b"\\udc00\\ud800", b"\\ud800x"]
 )
 @pytest.mark.parametrize(
-    "place", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"node":"%b"}]}']
+    "template", [b'{"records":[{"data":"%b"}]}', b'{"records":[{"data":1,"node":"%b"}]}']
 )
-def test_a_lone_surrogate_is_rejected(text: bytes, place: bytes) -> None:
-    refused(InvalidRequest, append, place % text, limits=WIDE)
+def test_a_lone_surrogate_is_rejected(text: bytes, template: bytes) -> None:
+    error_of(InvalidRequest, append, template % text, limits=WIDE)
 
 
 @pytest.mark.parametrize("depth", [10_000, 100_000])
@@ -99,9 +99,9 @@ def test_an_endlessly_nested_body_is_rejected_without_a_crash(
         b'{"x":%b}',
         b'{"records":[{"data":1,"meta":{"a":%b}}]}',
     ):
-        refused(InvalidRequest, append, body % value, limits=WIDE)
-    refused(InvalidRequest, decode_diff, b'{"x":%b}' % value, WIDE)
-    refused(InvalidRequest, decode_config, b'{"x":%b}' % value)
+        error_of(InvalidRequest, append, body % value, limits=WIDE)
+    error_of(InvalidRequest, decode_diff, b'{"x":%b}' % value, WIDE)
+    error_of(InvalidRequest, decode_config, b'{"x":%b}' % value)
 
 
 def test_a_meta_of_any_depth_is_rejected_with_an_api_error() -> None:
@@ -116,7 +116,7 @@ def test_a_meta_of_any_depth_is_rejected_with_an_api_error() -> None:
 
 
 def test_null_means_absent_for_optional_fields() -> None:
-    record = one(b'{"data":null,"tag":null,"node":null,"meta":null}')
+    record = only_record(b'{"data":null,"tag":null,"node":null,"meta":null}')
     assert (bytes(record.data), record.tag, record.node, bytes(record.meta)) == (
         *(b"null", None),
         *(None, b""),
@@ -136,7 +136,7 @@ def test_a_delay_is_a_duration_or_a_time() -> None:
         (None, 2**64 - 1),
     ]
     assert has_delays(body.records)
-    assert one(b'{"delay_ms":5,"data":3,"deliver_at":null}').delay_ms == 5
+    assert only_record(b'{"delay_ms":5,"data":3,"deliver_at":null}').delay_ms == 5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_delay_out_of_range_or_given_twice_is_rejected_with_the_index_of_its_r
     members: bytes, field: str
 ) -> None:
     body = b'{"records":[{"data":1,"tag":"t"},{"data":2,%b}]}' % members
-    assert refused(InvalidRequest, append, body).detail == {"index": 1, "field": field}
+    assert error_of(InvalidRequest, append, body).detail == {"index": 1, "field": field}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_further_fields_of_one_record_do_not_affect_the_others(more: bytes, at: 
 
 
 def test_the_last_of_two_equal_members_is_used() -> None:
-    assert bytes(one(b'{"data":1,"tag":"a","data":2,"tag":"b"}').data) == b"2"
+    assert bytes(only_record(b'{"data":1,"tag":"a","data":2,"tag":"b"}').data) == b"2"
 
 
 @given(st.binary(max_size=60))
@@ -203,12 +203,12 @@ def test_a_damaged_body_is_decoded_or_rejected_with_an_api_error(at: int, noise:
 
 def test_the_number_of_records_is_limited() -> None:
     append(b'{"records":[%b]}' % b",".join([b'{"data":1}'] * 3))
-    error = refused(BatchTooLarge, append, b'{"records":[%b]}' % b",".join([b'{"data":1}'] * 4))
+    error = error_of(BatchTooLarge, append, b'{"records":[%b]}' % b",".join([b'{"data":1}'] * 4))
     assert error.detail == {"records": 4, "max": 3}
 
 
 @pytest.mark.parametrize(
-    ("record", "most"),
+    ("record", "max_bytes"),
     [
         (b'{"data":"%b"}', 98),
         (b'{"data":"%b","meta":{"a":1}}', 91),
@@ -216,12 +216,15 @@ def test_the_number_of_records_is_limited() -> None:
         (b'{"data":1,"meta":{"a":"%b"}}', 42),
     ],
 )
-def test_the_size_of_a_record_and_of_its_meta_is_limited(record: bytes, most: int) -> None:
-    for text, more in ((b"x" * most, b"x"), (b"\xc3\xa9" * (most // 2) + b"x" * (most % 2), b"x")):
-        one(record % text)
-        error = refused(RecordTooLarge, one, record % (text + more))
-        assert error.detail == {"index": 0, "max": 50 if most == 42 else 100}
-    refused(RecordTooLarge, one, b'{"data":1,"meta":{%b"a":1}}' % (b" " * 50))
+def test_the_size_of_a_record_and_of_its_meta_is_limited(record: bytes, max_bytes: int) -> None:
+    for text, more in (
+        (b"x" * max_bytes, b"x"),
+        (b"\xc3\xa9" * (max_bytes // 2) + b"x" * (max_bytes % 2), b"x"),
+    ):
+        only_record(record % text)
+        error = error_of(RecordTooLarge, only_record, record % (text + more))
+        assert error.detail == {"index": 0, "max": 50 if max_bytes == 42 else 100}
+    error_of(RecordTooLarge, only_record, b'{"data":1,"meta":{%b"a":1}}' % (b" " * 50))
 
 
 def test_the_number_of_keys_of_meta_is_limited() -> None:
@@ -230,19 +233,22 @@ def test_the_number_of_keys_of_meta_is_limited() -> None:
             b'"%d":%b' % (key, value) for key in range(count)
         )
 
-    one(meta(64), WIDE)
-    one(meta(64, b'"::"'), WIDE)
-    one(meta(10, b'{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8}'), WIDE)
-    assert refused(RecordTooLarge, one, meta(65), WIDE).detail == {"index": 0, "max_keys": 64}
+    only_record(meta(64), WIDE)
+    only_record(meta(64, b'"::"'), WIDE)
+    only_record(meta(10, b'{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7,"h":8}'), WIDE)
+    assert error_of(RecordTooLarge, only_record, meta(65), WIDE).detail == {
+        "index": 0,
+        "max_keys": 64,
+    }
 
 
-@pytest.mark.parametrize(("field", "most"), [("tag", 8), ("node", 6)])
-def test_tags_and_nodes_are_limited_in_utf8_bytes(field: str, most: int) -> None:
-    for text in ("x" * most, "é" * (most // 2), ""):
-        assert getattr(one(json_bytes({"data": 1, field: text})), field) == text
-    for text in ("x" * (most + 1), "é" * (most // 2) + "x", "😀" * 3):
-        error = refused(InvalidRequest, one, json_bytes({"data": 1, field: text}))
-        assert error.detail == {"index": 0, "field": field, "max": most}
+@pytest.mark.parametrize(("field", "max_bytes"), [("tag", 8), ("node", 6)])
+def test_tags_and_nodes_are_limited_in_utf8_bytes(field: str, max_bytes: int) -> None:
+    for text in ("x" * max_bytes, "é" * (max_bytes // 2), ""):
+        assert getattr(only_record(json_bytes({"data": 1, field: text})), field) == text
+    for text in ("x" * (max_bytes + 1), "é" * (max_bytes // 2) + "x", "😀" * 3):
+        error = error_of(InvalidRequest, only_record, json_bytes({"data": 1, field: text}))
+        assert error.detail == {"index": 0, "field": field, "max": max_bytes}
 
 
 def test_an_idempotency_key_is_limited_in_characters() -> None:
@@ -253,10 +259,10 @@ def test_an_idempotency_key_is_limited_in_characters() -> None:
         )
         assert append(b'{"records":[{"data":1}]}', key).idempotency_key == key
     for key in ("", "k" * 257):
-        refused(
+        error_of(
             InvalidRequest, append, json_bytes({"records": [{"data": 1}], "idempotency_key": key})
         )
-        refused(InvalidRequest, append, b'{"records":[{"data":1}]}', key)
+        error_of(InvalidRequest, append, b'{"records":[{"data":1}]}', key)
 
 
 def test_the_key_of_the_body_takes_precedence_over_the_header() -> None:
@@ -271,7 +277,7 @@ ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in "disable_backpressure").
 
 
 @pytest.mark.parametrize(
-    ("body", "does"),
+    ("body", "expected"),
     [
         (b'{"records":[{"data":1}],"disable_backpressure":true}', True),
         (b'{"disable_backpressure" \t:\n true}', True),
@@ -296,6 +302,6 @@ ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in "disable_backpressure").
     ],
 )
 def test_only_a_top_level_true_member_in_any_spelling_disables_backpressure(
-    body: bytes, does: bool
+    body: bytes, expected: bool
 ) -> None:
-    assert opts_out(body) is does
+    assert opts_out(body) is expected

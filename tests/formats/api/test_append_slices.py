@@ -151,18 +151,18 @@ def test_a_long_body_is_decoded_in_many_slices() -> None:
 
 @pytest.mark.usefixtures("small_slices")
 def test_a_boundary_inside_a_record_does_not_split_it() -> None:
-    trap = [{"data": 1}, {"data": 2}] * 20
-    body = json.dumps({"records": [{"data": trap, "tag": '},{"data":'}] * 5}).encode()
+    nested = [{"data": 1}, {"data": 2}] * 20
+    body = json.dumps({"records": [{"data": nested, "tag": '},{"data":'}] * 5}).encode()
     request, _ = decode(body)
-    assert [json.loads(bytes(record.data)) for record in request.records] == [trap] * 5
+    assert [json.loads(bytes(record.data)) for record in request.records] == [nested] * 5
 
 
 @pytest.mark.parametrize(
     ("name", "document"),
     [
         ("a second records member wins", b'{"records":[%b],"node":"n","records":[{"data":7}]}'),
-        ("the bracket stands in a string", b'{"node":"\\"records\\":[","records":[%b]}'),
-        ("the bracket stands deeper", b'{"config":{"records":[1]},"records":[%b]}'),
+        ("the bracket is in a string", b'{"node":"\\"records\\":[","records":[%b]}'),
+        ("the bracket is nested", b'{"config":{"records":[1]},"records":[%b]}'),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -204,19 +204,19 @@ def test_a_body_without_most_of_its_records_is_decoded_like_the_complete_one(cut
         except msgspec.MsgspecError:
             found = None
         try:
-            whole = msgspec.json.decode(body)
+            expected = msgspec.json.decode(body)
         except msgspec.MsgspecError:
             assert found is None
             continue
-        if "records" not in whole:
-            assert found == whole
+        if "records" not in expected:
+            assert found == expected
             continue
         assert not any(steps)
         assert len(steps) > 10
         assert len(rest or b"") < 300
-        assert found["records"][-1] == whole["records"][-1]
-        del found["records"], whole["records"]
-        assert found == whole
+        assert found["records"][-1] == expected["records"][-1]
+        del found["records"], expected["records"]
+        assert found == expected
 
 
 @pytest.mark.usefixtures("small_slices")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.formats.api.test_append_body import LIMITS, refused
+from tests.formats.api.test_append_body import LIMITS, error_of
 from topics.errors import BatchTooLarge, InvalidRequest
 from topics.formats.api.diff_body import Diff, TagMatch, decode_delete, decode_diff
 from topics.formats.api.limits import BATCH_BYTES_MAX, DEFAULT_BATCH_BYTES, Limits
@@ -111,7 +111,7 @@ def test_a_subscription_names_one_topic_or_several() -> None:
     one = decode_subscribe(b'{"topic":"a","from_seq":3,"epoch":9,"limit":5}', LIMITS, 2)
     assert (one.starts, one.view.limit) == ({"a": Start(3, False, 9)}, 5)
     for members in (b"", b'"topic":"a","topics":{"b":{}}'):
-        refused(InvalidRequest, decode_subscribe, b"{%b}" % members, LIMITS, 2)
+        error_of(InvalidRequest, decode_subscribe, b"{%b}" % members, LIMITS, 2)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_claim_has_defaults_and_clamps(members: str, claim: Claim) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decode", "members", "asked"),
+    ("decode", "members", "expected_request"),
     [
         (decode_ack, '"seqs":[7,7,0],"x":1', JobsRequest("w", [7, 7, 0])),
         (decode_ack, f'"seqs":[{U64_MAX}]', JobsRequest("w", [U64_MAX])),
@@ -171,8 +171,10 @@ def test_a_claim_has_defaults_and_clamps(members: str, claim: Claim) -> None:
         (decode_extend, f'"lease_ms":{U64_MAX}', Extend("w", [7, 8], None, lease_ms=86_400_000)),
     ],
 )
-def test_calls_for_jobs_have_defaults_and_clamps(decode: Any, members: str, asked: object) -> None:
-    assert decode(jobs(members), LIMITS) == asked
+def test_calls_for_jobs_have_defaults_and_clamps(
+    decode: Any, members: str, expected_request: object
+) -> None:
+    assert decode(jobs(members), LIMITS) == expected_request
 
 
 @pytest.mark.parametrize("decode", JOB_CALLS)
@@ -180,14 +182,14 @@ def test_seqs_are_limited_to_the_claim_limit_and_need_one_lease_id_each(
     decode: Callable[[bytes, Limits], JobsRequest],
 ) -> None:
     assert len(decode(jobs(f'"seqs":{[*range(1000)]}'), LIMITS).seqs) == 1000
-    error = refused(BatchTooLarge, decode, jobs(f'"seqs":{[*range(1001)]}'), LIMITS)
+    error = error_of(BatchTooLarge, decode, jobs(f'"seqs":{[*range(1001)]}'), LIMITS)
     assert error.detail == {"seqs": 1001, "max": 1000}
     for lease_ids in ('["a"]', '["a","b","c"]'):
-        refused(InvalidRequest, decode, jobs(f'"lease_ids":{lease_ids}'), LIMITS)
+        error_of(InvalidRequest, decode, jobs(f'"lease_ids":{lease_ids}'), LIMITS)
 
 
 @pytest.mark.parametrize(
-    ("body", "asked"),
+    ("body", "expected_request"),
     [
         (b"", Redrive(None, None, None, 1000)),
         (b'{"to":null,"match":null,"before_seq":null}', Redrive(None, None, None, 1000)),
@@ -198,5 +200,5 @@ def test_seqs_are_limited_to_the_claim_limit_and_need_one_lease_id_each(
         (b'{"match":"a*","limit":%d}' % U64_MAX, Redrive(None, TagMatch("Eq", "a*"), None, 10_000)),
     ],
 )
-def test_a_redrive_selects_records_and_a_target(body: bytes, asked: Redrive) -> None:
-    assert decode_redrive(body) == asked
+def test_a_redrive_selects_records_and_a_target(body: bytes, expected_request: Redrive) -> None:
+    assert decode_redrive(body) == expected_request

@@ -26,7 +26,7 @@ STAMP = b'"$dead_letter_from":"jobs","$dead_letter_deliveries":3,"$dead_letter_s
 
 
 @pytest.mark.parametrize(
-    ("meta", "then", "back"),
+    ("meta", "with_stamp", "without_stamp"),
     [
         (b"", b"{%b}" % STAMP, b""),
         (b"{ }", b"{%b}" % STAMP, b""),
@@ -41,13 +41,13 @@ STAMP = b'"$dead_letter_from":"jobs","$dead_letter_deliveries":3,"$dead_letter_s
     ],
 )
 def test_a_dead_letter_is_stamped_and_its_stamp_can_be_removed(
-    meta: bytes, then: bytes, back: bytes
+    meta: bytes, with_stamp: bytes, without_stamp: bytes
 ) -> None:
     found = stamped(meta, "jobs", 3, 7)
-    assert found == then
+    assert found == with_stamp
     assert source_of(found) == "jobs"
     assert stamped(found, "jobs", 3, 7) == found
-    assert unstamped(found) == back
+    assert unstamped(found) == without_stamp
     assert json.loads(found)["$dead_letter_deliveries"] == 3
 
 

@@ -59,21 +59,21 @@ def pairs(obj: bytes) -> list[tuple[str, object]]:
 
 
 @given(OBJECTS, st.sets(st.sampled_from(["a", "b", 'q"', "{", "é", "\\", "", ",", "😀"])))
-def test_members_are_removed_and_the_others_are_kept(obj: bytes, gone: set[str]) -> None:
-    left = without_members(obj, gone.__contains__)
-    kept = [pair for pair in pairs(obj) if pair[0] not in gone]
-    assert pairs(left) == kept
-    assert (left == b"") == (not kept)
+def test_members_are_removed_and_the_others_are_kept(obj: bytes, removed: set[str]) -> None:
+    remaining = without_members(obj, removed.__contains__)
+    kept = [pair for pair in pairs(obj) if pair[0] not in removed]
+    assert pairs(remaining) == kept
+    assert (remaining == b"") == (not kept)
     if len(kept) == len(pairs(obj)) and kept:
-        assert left == obj
+        assert remaining == obj
 
 
 @given(OBJECTS, st.lists(st.tuples(KEYS, VALUES), max_size=3))
 def test_members_are_added_at_the_end(obj: bytes, more: list[tuple[str, str]]) -> None:
     extra = ",".join(f"{key}:{value}" for key, value in more).encode()
-    whole = with_members(obj, extra)
-    assert pairs(whole) == pairs(obj) + pairs(b"{%b}" % extra)
-    assert whole[: len(obj) - 1] == obj[:-1] or not pairs(obj)
+    extended = with_members(obj, extra)
+    assert pairs(extended) == pairs(obj) + pairs(b"{%b}" % extra)
+    assert extended[: len(obj) - 1] == obj[:-1] or not pairs(obj)
     assert pairs(with_members(b"", extra)) == pairs(b"{%b}" % extra)
 
 
@@ -88,7 +88,7 @@ def test_the_last_member_of_a_name_is_returned(obj: bytes, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("obj", "left"),
+    ("obj", "remaining"),
     [
         (b'{"a":1,"b" : 1.10 }', b'{"b" : 1.10 }'),
         (b'{ "b":2 , "a":1 }', b'{ "b":2 }'),
@@ -101,8 +101,8 @@ def test_the_last_member_of_a_name_is_returned(obj: bytes, name: str) -> None:
         (b"", b""),
     ],
 )
-def test_the_remaining_members_keep_their_bytes(obj: bytes, left: bytes) -> None:
-    assert without_members(obj, "a".__eq__) == left
+def test_the_remaining_members_keep_their_bytes(obj: bytes, remaining: bytes) -> None:
+    assert without_members(obj, "a".__eq__) == remaining
 
 
 def test_adding_no_members_keeps_the_object() -> None:

@@ -75,12 +75,12 @@ def test_quotes_backslashes_and_line_ends_are_escaped() -> None:
 def test_the_json_has_the_same_values() -> None:
     by_route = BY_ROUTE._replace(name="by_route")
     buckets = [{"le": "100", "count": 2}, {"le": "500", "count": 2}, {"le": "+Inf", "count": 3}]
-    of_diff = [{"le": "100", "count": 2}, {"le": "+Inf", "count": 3}]
+    diff_buckets = [{"le": "100", "count": 2}, {"le": "+Inf", "count": 3}]
     assert document(SYNCS, CLASSES, LATENCY, by_route) == {
         "topics_syncs_total": 2**63,
         "topics_by_class": [{"class": "fsync", "value": 3}, {"class": "disk", "value": 0}],
         "topics_latency_us": {"buckets": buckets, "sum": 9000, "count": 3},
-        "by_route": [{"route": "diff", "value": {"buckets": of_diff, "sum": 150, "count": 3}}],
+        "by_route": [{"route": "diff", "value": {"buckets": diff_buckets, "sum": 150, "count": 3}}],
         "end": True,
     }
 
@@ -88,12 +88,12 @@ def test_the_json_has_the_same_values() -> None:
 def test_the_columns_of_a_table_are_rendered_a_bounded_number_of_rows_at_a_time() -> None:
     names = [f"t-{number}" for number in range(2 * STEP_ROWS + 1)]
     first = Column("topic", names, range(len(names)))
-    of_one = first.with_values([None, 7, *[None] * (len(names) - 2)])
+    one_value = first.with_values([None, 7, *[None] * (len(names) - 2)])
     families = [
         MetricFamily(f"topics_{name}", MetricKind.GAUGE, "Some.", column)
         for name, column in (
             ("a", first),
-            ("b", of_one),
+            ("b", one_value),
             ("c", first.with_values([None] * len(names))),
         )
     ]

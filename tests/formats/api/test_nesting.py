@@ -75,12 +75,12 @@ def test_any_value_has_the_depth_of_its_lists_and_dicts() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", [b'{"data":%b}', b'{"data":1,"meta":{"a":%b}}'])
-def test_an_append_of_a_client_is_limited_in_depth_but_one_of_a_shard_is_not(
-    kind: Callable[[int], bytes], place: bytes
+@pytest.mark.parametrize("template", [b'{"data":%b}', b'{"data":1,"meta":{"a":%b}}'])
+def test_the_depth_of_an_append_is_limited_for_clients_but_not_for_shards(
+    kind: Callable[[int], bytes], template: bytes
 ) -> None:
     def body(depth: int) -> bytes:
-        record = place % kind(depth - (b"meta" in place))
+        record = template % kind(depth - (b"meta" in template))
         return b'{"records":[{"data":1},%b]}' % record
 
     limits = MOVE_LIMITS.__class__(*[1 << 30] * 10)
@@ -88,7 +88,7 @@ def test_an_append_of_a_client_is_limited_in_depth_but_one_of_a_shard_is_not(
     decode_append(body(NESTING_MAX), None, limits)
     with pytest.raises(InvalidRequest, match="is nested deeper") as caught:
         decode_append(body(NESTING_MAX + 1), None, limits)
-    field = "meta" if b"meta" in place else "data"
+    field = "meta" if b"meta" in template else "data"
     assert caught.value.detail == {"index": 1, "field": field, "max": NESTING_MAX}
     decode_append(body(NESTING_MAX + 100), None, MOVE_LIMITS)
 

@@ -130,9 +130,10 @@ JSONISH = st.recursive(
 @given(st.sampled_from(sorted(DECODERS)), JSONISH)
 def test_no_error_message_contains_text_of_the_decoder(route: str, body: str) -> None:
     with suppress(BatchTooLarge, RecordTooLarge):
-        said = refusal_of(route, body)
+        message = refusal_of(route, body)
         assert not any(
-            word in said for word in ("`", "Expected", "enum", "$.", "Input data", "Object")
+            fragment in message
+            for fragment in ("`", "Expected", "enum", "$.", "Input data", "Object")
         )
 
 
@@ -145,9 +146,9 @@ def refusal_of(route: str, body: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("word", ["x" * 1_000_000, "' - at `$.ttl_ms`" * 10_000])
-def test_an_error_message_repeats_only_the_beginning_of_a_long_value(word: str) -> None:
-    for body, field in ((f'{{"type":"{word}"}}', "type"), (f'{{"discard":"{word}"}}', "discard")):
+@pytest.mark.parametrize("value", ["x" * 1_000_000, "' - at `$.ttl_ms`" * 10_000])
+def test_an_error_message_repeats_only_the_beginning_of_a_long_value(value: str) -> None:
+    for body, field in ((f'{{"type":"{value}"}}', "type"), (f'{{"discard":"{value}"}}', "discard")):
         with pytest.raises(InvalidRequest) as refused:
             decode_config(body.encode())
         assert refused.value.message.startswith(f"{field} must be one of ")

@@ -37,61 +37,61 @@ HEAD = b"POST /v0/topics/a HTTP/1.1\r\nhost: x\r\nx-a: \xc3\xa9\r\n\r\n"
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(1, 20), min_size=1))
-def test_a_head_ends_at_the_same_byte_for_any_fragments(behind: bytes, sizes: list[int]) -> None:
-    part, pos, turn = PartialHead(), 0, 0
-    wire = HEAD + behind
+def test_a_head_ends_at_the_same_byte_for_any_fragments(following: bytes, sizes: list[int]) -> None:
+    part, pos, step = PartialHead(), 0, 0
+    wire = HEAD + following
     while True:
-        chunk = wire[pos : pos + sizes[turn % len(sizes)]]
+        chunk = wire[pos : pos + sizes[step % len(sizes)]]
         used = part.feed(chunk)
         pos += len(chunk) if used is None else used
-        turn += 1
+        step += 1
         if used is not None:
             break
-    assert (part.complete(), wire[pos:]) == (HEAD, behind)
+    assert (part.complete(), wire[pos:]) == (HEAD, following)
 
 
 @pytest.mark.parametrize("bad", [b"\n", b"\ra", b"\0", b"\x7f"])
 def test_a_partial_head_is_refused_at_its_first_malformed_byte(bad: bytes) -> None:
     part = PartialHead()
-    said = [bytes([byte]) for byte in b"GET / HTTP/1.1\r\nx: " + bad]
-    for byte in said[:-1]:
+    sent = [bytes([byte]) for byte in b"GET / HTTP/1.1\r\nx: " + bad]
+    for byte in sent[:-1]:
         part.feed(byte)
     with pytest.raises(InvalidRequest):
-        part.feed(said[-1])
+        part.feed(sent[-1])
 
 
 @pytest.mark.parametrize("cut", range(5))
 def test_a_partial_head_is_accepted_or_rejected_alike_for_any_fragments(cut: int) -> None:
-    never = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
+    malformed = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
     for letters in itertools.product(b"a\t\r\n\0", repeat=5):
-        said, part, is_refused = bytes(letters), PartialHead(), False
-        if request_heads.HEAD_END in said:
+        sent, part, is_rejected = bytes(letters), PartialHead(), False
+        if request_heads.HEAD_END in sent:
             continue
         try:
-            part.feed(said[:cut])
-            part.feed(said[cut:])
+            part.feed(sent[:cut])
+            part.feed(sent[cut:])
         except InvalidRequest:
-            is_refused = True
-        assert is_refused == bool(never.search(said)), said
+            is_rejected = True
+        assert is_rejected == bool(malformed.search(sent)), sent
 
 
 def test_every_byte_of_a_partial_head_is_searched_at_most_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked_at = 0
+    searched_bytes = 0
 
     class Counted:
         def fullmatch(self, part: bytearray, pos: int) -> re.Match[bytes] | None:
-            nonlocal looked_at
-            looked_at += len(part) - pos
-            return so_far.fullmatch(part, pos)
+            nonlocal searched_bytes
+            searched_bytes += len(part) - pos
+            return original.fullmatch(part, pos)
 
-    so_far = request_heads.SO_FAR
+    original = request_heads.SO_FAR
     monkeypatch.setattr(request_heads, "SO_FAR", Counted())
     part = PartialHead()
     for _ in range(20_000):
         part.feed(b"a")
-    assert looked_at <= 40_000
+    assert searched_bytes <= 40_000
 
 
 def test_a_head_has_at_most_fields_max_fields() -> None:
@@ -153,14 +153,14 @@ def test_the_dechunker_returns_the_body_and_stops_at_its_end(
             wire += b"%x\r\n%b\r\n" % (len(rest[:cut]), rest[:cut])
             rest = rest[cut:]
     wire += b"0\r\n\r\n" + b"NEXT"
-    parts, got, pos, turn = body_framing.ChunkedBody(), b"", 0, 0
+    parts, received, pos, step = body_framing.ChunkedBody(), b"", 0, 0
     while not parts.done:
-        size = feeds[turn % len(feeds)]
-        turn += 1
+        size = feeds[step % len(feeds)]
+        step += 1
         chunks, used = parts.take(wire[pos : pos + size], 0)
-        got += b"".join(chunks)
+        received += b"".join(chunks)
         pos += used
-    assert got == body
+    assert received == body
     assert wire[pos:] == b"NEXT"
 
 

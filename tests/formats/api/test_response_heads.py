@@ -12,9 +12,9 @@ HEAD = (
 
 
 def heads() -> ResponseHeads:
-    made = ResponseHeads()
-    made.set_date(DATE)
-    return made
+    response_heads = ResponseHeads()
+    response_heads.set_date(DATE)
+    return response_heads
 
 
 def test_further_headers_and_the_close_follow_the_length() -> None:
@@ -28,11 +28,13 @@ def test_a_cache_control_header_of_the_response_replaces_the_default() -> None:
 
 
 def test_a_cached_head_start_uses_the_current_media_type_and_date() -> None:
-    made = heads()
-    made.render(200, 7)
-    assert b"content-type: text/plain\r\n" in made.render(200, 7, media_type=b"text/plain")
-    made.set_date(b"later")
-    assert b"date: later\r\n" in made.render(200, 7)
+    response_heads = heads()
+    response_heads.render(200, 7)
+    assert b"content-type: text/plain\r\n" in response_heads.render(
+        200, 7, media_type=b"text/plain"
+    )
+    response_heads.set_date(b"later")
+    assert b"date: later\r\n" in response_heads.render(200, 7)
 
 
 def test_field_lines_of_the_exchange_are_in_every_head() -> None:

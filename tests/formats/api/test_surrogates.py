@@ -1,3 +1,5 @@
+"""Lone surrogates in JSON text: their position, and text that only resembles them."""
+
 from __future__ import annotations
 
 import json
@@ -16,10 +18,10 @@ from topics.formats.api.surrogates import SEARCH_MAX_BYTES, has_surrogate, lone_
     ).map("".join)
 )
 def test_the_position_of_a_lone_surrogate_is_found(text: str) -> None:
-    halves = json.loads(json.dumps(text))  # Two adjacent halves are a pair in JSON
+    decoded = json.loads(json.dumps(text))  # Two adjacent halves become one character
     encoded = json.dumps(text).encode()
     found = lone_surrogate(encoded)
-    assert (found is not None) is has_surrogate(halves)
+    assert (found is not None) is has_surrogate(decoded)
     if found is not None:
         assert encoded[found : found + 3].lower() == b"\\ud"
         assert lone_surrogate(encoded[:found]) is None

@@ -59,7 +59,7 @@ def test_a_returned_config_is_accepted_as_a_request() -> None:
 
 @pytest.mark.parametrize("base", ["ephemeral", "memory", "disk", "fsync"])
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         ({"durable": True}, "fsync"),
         ({"durable": False}, "disk"),
@@ -70,15 +70,15 @@ def test_a_returned_config_is_accepted_as_a_request() -> None:
     ],
 )
 def test_the_latest_of_durable_and_durability_determines_the_class(
-    base: str, asked: dict[str, Any], expected: str | None
+    base: str, requested: dict[str, Any], expected: str | None
 ) -> None:
-    config = merged(merged(durability=base), **asked)
+    config = merged(merged(durability=base), **requested)
     assert config.durability == (expected or base)
     assert config.as_json()["durable"] is (config.durability == "fsync")
 
 
 @pytest.mark.parametrize(
-    ("field", "asked", "stored"),
+    ("field", "requested", "stored"),
     [
         ("priority", -1001, -1000),
         ("priority", -1000, -1000),
@@ -95,10 +95,10 @@ def test_the_latest_of_durable_and_durability_determines_the_class(
     ],
 )
 def test_values_documented_as_clamped_are_stored_clamped(
-    field: str, asked: int, stored: int
+    field: str, requested: int, stored: int
 ) -> None:
-    assert merged(**{field: asked}).as_json()[field] == stored
-    assert merged(TopicConfig(), **{field: asked}).as_json()[field] == stored
+    assert merged(**{field: requested}).as_json()[field] == stored
+    assert merged(TopicConfig(), **{field: requested}).as_json()[field] == stored
 
 
 UNSIGNED = [
@@ -122,10 +122,10 @@ def test_a_dead_letter_must_be_the_name_of_another_topic(name: str) -> None:
         merged(dead_letter=name)
 
 
-@pytest.mark.parametrize(("before", "asked"), [("log", "queue"), ("queue", "log")])
-def test_the_type_of_a_topic_never_changes(before: str, asked: str) -> None:
+@pytest.mark.parametrize(("before", "requested"), [("log", "queue"), ("queue", "log")])
+def test_the_type_of_a_topic_never_changes(before: str, requested: str) -> None:
     with pytest.raises(TopicExistsIncompatible) as raised:
-        merged(merged(type=before), type=asked)
+        merged(merged(type=before), type=requested)
     assert raised.value.detail == {"topic": "topic", "type": before}
     assert merged(merged(type=before), type=before).type == before
     assert merged(merged(type=before)).type == before
@@ -133,9 +133,11 @@ def test_the_type_of_a_topic_never_changes(before: str, asked: str) -> None:
 
 @given(st.sets(st.sampled_from(sorted(OTHERS))))
 def test_a_merge_replaces_only_the_named_fields(chosen: set[str]) -> None:
-    asked = {name: OTHERS[name] for name in chosen if name != "type"}
-    assert merged(TopicConfig(), **asked).as_json() == {**DEFAULTS, **asked}
-    assert merged(merged(TopicConfig(), **asked), **asked) == merged(TopicConfig(), **asked)
+    requested = {name: OTHERS[name] for name in chosen if name != "type"}
+    assert merged(TopicConfig(), **requested).as_json() == {**DEFAULTS, **requested}
+    assert merged(merged(TopicConfig(), **requested), **requested) == merged(
+        TopicConfig(), **requested
+    )
 
 
 def test_topics_with_equal_configs_share_one_object() -> None:

@@ -46,7 +46,7 @@ def test_other_heads_are_not_cut(line: bytes) -> None:
     assert cut_topic_name(head(line)) is None
 
 
-def test_a_head_above_the_bound_is_not_cut_below_it() -> None:
+def test_a_head_is_cut_only_up_to_the_maximum_size() -> None:
     raw = head(b"PUT /v0/topics/abc")
     long = raw[:-2] + b"x: " + b"y" * (HEAD_MAX_BYTES - len(raw) - 5) + b"\r\n\r\n"
     assert len(long) == HEAD_MAX_BYTES
@@ -71,7 +71,7 @@ def test_heads_that_are_equal_without_names_differ_only_in_their_names(
 @given(
     st.from_regex(r"[A-Za-z0-9._:/?%#=-]{0,40}", fullmatch=True), st.sampled_from(["POST", "PUT"])
 )
-def test_the_route_table_and_the_cut_find_the_same_name(rest: str, method: str) -> None:
+def test_the_route_table_and_cut_topic_name_find_the_same_name(rest: str, method: str) -> None:
     raw = head(f"{method} /v0/topics/{rest}".encode())
     cut = cut_topic_name(raw)
     if cut is None:

@@ -101,9 +101,9 @@ def test_a_malformed_head_stays_malformed_without_its_trace_fields(raw: bytes) -
 
 
 def test_a_head_above_the_bounds_is_not_cut() -> None:
-    most = [b"a: b"] * 255
-    assert cut_trace_fields(head(*most[1:], b"x-request-id: a")) is not None
-    assert cut_trace_fields(head(*most, b"x-request-id: a")) is None
+    fields = [b"a: b"] * 255
+    assert cut_trace_fields(head(*fields[1:], b"x-request-id: a")) is not None
+    assert cut_trace_fields(head(*fields, b"x-request-id: a")) is None
     long = b"a: " + b"b" * (64 * 1024)
     assert cut_trace_fields(head(long, b"x-request-id: a")) is None
 

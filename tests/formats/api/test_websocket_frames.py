@@ -84,7 +84,9 @@ def test_a_broken_stream_ends_with_a_close_code(broken: bytes, code: int, reason
         assert isinstance(failure, Close)
         assert failure.code == code
         assert reason in failure.reason
-        assert close_frame(failure.code, failure.reason)[4:].decode() == failure.reason, "it fits"
+        assert close_frame(failure.code, failure.reason)[4:].decode() == failure.reason, (
+            "the reason fits into the frame"
+        )
 
 
 @pytest.mark.parametrize("last", [frame(0x88), frame(0xFF)])
@@ -112,12 +114,14 @@ def test_control_frames_are_returned_between_the_fragments_they_interrupt() -> N
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 125, 126, 1024, 65_536, 65_537])
-def test_a_message_of_the_maximum_length_passes_and_one_byte_more_fails(size: int) -> None:
-    whole = Frame(TEXT, b"x" * size)
-    assert events_of(frame(0x81, b"x" * size), (), size) == [whole]
+def test_a_message_may_have_the_maximum_length_but_not_one_byte_more(size: int) -> None:
+    complete = Frame(TEXT, b"x" * size)
+    assert events_of(frame(0x81, b"x" * size), (), size) == [complete]
     ping = frame(0x89, b"p" * 125)
     stream = frame(0x01, b"x" * size) + ping + frame(0x80)
-    assert events_of(stream, (), size) == [Frame(PING, b"p" * 125), whole], "it is no message"
+    assert events_of(stream, (), size) == [Frame(PING, b"p" * 125), complete], (
+        "a control frame is not counted"
+    )
     for stream in (frame(0x81, b"x" * (size + 1)), frame(0x01, b"x" * size) + frame(0x80, b"x")):
         failure = [Close(1009, TOO_BIG.format(size))]
         assert events_of(stream, (), size) == byte_by_byte(stream, size) == failure
@@ -125,8 +129,8 @@ def test_a_message_of_the_maximum_length_passes_and_one_byte_more_fails(size: in
 
 @pytest.mark.parametrize("length", [*range(9), 125, 126, LONG_BYTES - 1, LONG_BYTES, 200_001])
 def test_a_payload_of_any_length_is_unmasked(length: int) -> None:
-    chance = random.Random(length)
-    payload, key = chance.randbytes(length), chance.randbytes(4)
+    rng = random.Random(length)
+    payload, key = rng.randbytes(length), rng.randbytes(4)
     stream = frame(0x82, payload, key) * 2 + frame(0x81, b"x", key)
     expected = [Frame(BINARY, payload)] * 2 + [Frame(TEXT, b"x")]
     assert events_of(stream) == events_of(stream, (1000, len(stream) - 3)) == expected
@@ -157,19 +161,19 @@ def test_any_bytes_are_decoded_within_the_memory_bound(junk: list[bytes], max_by
 
 
 @pytest.mark.parametrize(
-    "whole",
+    "complete",
     [
         *(frame(0x81, b"short"), frame(0x82, b"x" * 70_000), frame(0x89, b"a ping")),
         frame(0x01, b"in ") + frame(0x89, b"?") + frame(0x80, b"two"),
     ],
 )
-def test_an_incomplete_message_or_frame_is_recognized(whole: bytes) -> None:
-    for cut in (1, 2, 5, 6, 7, len(whole) // 2, len(whole) - 1):
+def test_an_incomplete_message_or_frame_is_recognized(complete: bytes) -> None:
+    for cut in (1, 2, 5, 6, 7, len(complete) // 2, len(complete) - 1):
         reader = WebSocketFrameReader(MAX_BYTES)
         assert not reader.is_incomplete
-        reader.feed(frame(0x81, b"before") + whole[:cut])
+        reader.feed(frame(0x81, b"before") + complete[:cut])
         assert reader.is_incomplete
-        reader.feed(whole[cut:])
+        reader.feed(complete[cut:])
         assert (reader.is_incomplete, reader.held_bytes) == (False, 0)
 
 
@@ -182,7 +186,7 @@ def test_memory_is_bounded_by_the_message_limit_for_any_fragments() -> None:
         reader.feed(frame(0x02, b"x" * 50))
         reader.feed(b"\x00\xff" + (bound // 2).to_bytes(8) + KEY)
         assert tracemalloc.get_traced_memory()[1] < bound / 16, (
-            "an announced length reserves nothing"
+            "a length in a header allocates no memory"
         )
         for _ in range(bound // 128):
             reader.feed(bytes(64))
@@ -196,7 +200,7 @@ def test_memory_is_bounded_by_the_message_limit_for_any_fragments() -> None:
         tracemalloc.stop()
     assert reader.failure == Close(1009, TOO_BIG.format(bound))
     assert highest < bound * 2
-    assert held < bound / 16, "a stream that has ended holds nothing"
+    assert held < bound / 16, "an ended stream keeps no data"
 
 
 def test_the_reader_stops_after_the_given_number_and_continues_there() -> None:

@@ -57,11 +57,11 @@ def view_of(
     assert encoded.record_count == len(body.records)
     assert encoded.blob_bytes == len(encoded.parts[-1])
     # Place it inside a larger buffer at an odd offset, as in a mapped file.
-    whole = memoryview(b"#" + b"".join(encoded.parts))
-    return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), whole[1:])
+    buffer = memoryview(b"#" + b"".join(encoded.parts))
+    return RecordsView(encoded.flags, encoded.record_count, len(encoded.ext), buffer[1:])
 
 
-def shown(
+def expected_record(
     record: Record,
     seq: int,
     batch_node: str | None,

@@ -104,7 +104,7 @@ def model(batch: list[Write], first_seq: int) -> list[tuple[int, RecordsView, in
     return [(seq, view, index) for seq, (view, index) in enumerate(kept, first_seq)]
 
 
-WHOLE = build_bytes(
+SEGMENT_BYTES = build_bytes(
     [
         source(1, 5, [plain(3, tag="t%d"), Write([("n", None, b"1", b"{}")], key="k")])[0],
         source(2, 9, [plain(2)])[0],

@@ -121,7 +121,7 @@ def test_items_are_stored_as_they_were_when_they_were_added() -> None:
     assert builder.take() is None
 
 
-def test_a_piece_ends_when_it_has_its_minimum_size() -> None:
+def test_a_chunk_ends_when_it_has_its_minimum_size() -> None:
     data = encode(8, 4, (topic(number, ttl_ms=number % 7) for number in range(9_000)), clean=True)
     found = [*chunks(data)]
     assert len(found) > 3
@@ -130,7 +130,7 @@ def test_a_piece_ends_when_it_has_its_minimum_size() -> None:
     assert [item["config"]["ttl_ms"] for item in items(data)] == [n % 7 for n in range(9_000)]
 
 
-def test_a_piece_of_another_checkpoint_is_rejected() -> None:
+def test_a_chunk_of_another_checkpoint_is_rejected() -> None:
     one, other = ChunkBuilder(), ChunkBuilder()
     one.add(SHARD)
     other.add(topic(1))
@@ -138,16 +138,16 @@ def test_a_piece_of_another_checkpoint_is_rejected() -> None:
     other.take()
     one.add(topic(2))
     other.add(topic(2))
-    mine, theirs = one.take(), other.take()
-    assert mine is not None
-    assert theirs is not None
-    assert mine[CHUNK_HEADER_BYTES:] == theirs[CHUNK_HEADER_BYTES:]
+    own_chunk, other_chunk = one.take(), other.take()
+    assert own_chunk is not None
+    assert other_chunk is not None
+    assert own_chunk[CHUNK_HEADER_BYTES:] == other_chunk[CHUNK_HEADER_BYTES:]
     before = ChunkBuilder()
     before.add(SHARD)
     before.take()
-    for chunk, passes in ((mine, True), (theirs, False)):
+    for chunk, is_valid in ((own_chunk, True), (other_chunk, False)):
         head, body = chunk[:CHUNK_HEADER_BYTES], chunk[CHUNK_HEADER_BYTES:]
-        assert (check_chunk(head, body, before.crc) is not None) is passes
+        assert (check_chunk(head, body, before.crc) is not None) is is_valid
 
 
 def test_every_flipped_bit_of_the_header_is_detected() -> None:
@@ -156,13 +156,13 @@ def test_every_flipped_bit_of_the_header_is_detected() -> None:
     builder.take()
     head = builder.header(8, 4, clean=True)
     for bit in range(8 * HEADER_BYTES):
-        hurt = bytearray(head)
-        hurt[bit // 8] ^= 1 << bit % 8
+        damaged = bytearray(head)
+        damaged[bit // 8] ^= 1 << bit % 8
         try:
-            header = decode_header(bytes(hurt))
+            header = decode_header(bytes(damaged))
         except UnknownVersion:
             continue
-        assert header is None or not is_sealed(header, bytes(hurt), builder.crc), bit
+        assert header is None or not is_sealed(header, bytes(damaged), builder.crc), bit
 
 
 @given(st.binary(max_size=200))

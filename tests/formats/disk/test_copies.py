@@ -101,19 +101,19 @@ def test_the_tables_of_rows_and_runs_match_their_structs(
 
 def test_the_table_of_the_ext_lists_its_keys() -> None:
     rows = table(DOC, "Keys of ext:")
-    held: dict[str, Any] = {}
+    ext: dict[str, Any] = {}
     for body in (
         BODY._replace(payload=PAYLOAD, own_stamp=OWN),
         BODY._replace(runs=(), tail_bytes=0, skipped=3),
     ):
         frame = frame_of(body)
-        held |= cbor2.loads(bytes(body_of(frame)[: frame.ext_len]))
+        ext |= cbor2.loads(bytes(body_of(frame)[: frame.ext_len]))
     types = {"int": int, "array": list}
     assert {row["key"]: types[row["value"]] for row in rows} == {
-        key: type(value) for key, value in held.items()
+        key: type(value) for key, value in ext.items()
     }
-    least = frame_of(ForwardBody(2, 0, ()))
-    assert [row["key"] for row in rows][:3] == [*cbor2.loads(body_of(least)[: least.ext_len])]
+    minimal = frame_of(ForwardBody(2, 0, ()))
+    assert [row["key"] for row in rows][:3] == [*cbor2.loads(body_of(minimal)[: minimal.ext_len])]
 
 
 def test_the_bytes_of_a_forward_frame_never_change() -> None:
@@ -144,11 +144,11 @@ def test_the_numbers_of_drops_never_change() -> None:
 
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 2**40))
 def test_the_lsn_of_a_row_identifies_its_frame_and_is_never_that_of_a_frame(
-    padding: int, rows: int, place: int
+    padding: int, rows: int, number: int
 ) -> None:
     stamps = [Stamp("r" * padding, "s", 1, 1)]  # An ext of any length
     body = BODY._replace(rows=ROWS[:1] * rows, stamps=stamps)
-    frame, lsn = frame_of(body), 8 * place
+    frame, lsn = frame_of(body), 8 * number
     data = b"".join(map(bytes, encode_frame(frame, lsn, 0, 0)))
     header = header_at(data, 0)
     for index in range(rows):
@@ -355,9 +355,9 @@ def same(one: EncodedRecords, other: EncodedRecords) -> bool:
 
 @given(chunks(), SEQS, st.sampled_from([0, 1_748_450_000_123]))
 def test_copies_equal_an_append_of_the_same_records(
-    given_pieces: tuple[list[tuple[AbstractView, Run]], list[Record]], first_seq: int, ts_ms: int
+    drawn: tuple[list[tuple[AbstractView, Run]], list[Record]], first_seq: int, ts_ms: int
 ) -> None:
-    rows, model = given_pieces
+    rows, model = drawn
     copier = Copier(rows, STAMPS)
     for seq in (first_seq, 7, first_seq):  # The result is the same for repeated calls
         expected = encode(request(model), seq, ts_ms, keep_key=False)
@@ -369,10 +369,10 @@ def test_copies_equal_an_append_of_the_same_records(
 
 @given(views(), st.data(), SEQS)
 def test_a_payload_contains_the_records_unchanged(
-    held: list[tuple[AbstractView, list[Record]]], data: st.DataObject, first_seq: int
+    sources: list[tuple[AbstractView, list[Record]]], data: st.DataObject, first_seq: int
 ) -> None:
     chosen, model = [], []
-    for view, records in held:
+    for view, records in sources:
         start = data.draw(st.integers(0, len(records) - 1))
         stop = data.draw(st.integers(start + 1, len(records)))
         chosen.append((view, start, stop))
@@ -383,14 +383,14 @@ def test_a_payload_contains_the_records_unchanged(
 
 @given(chunks(), SEQS)
 def test_a_copy_of_copies_equals_the_copy_of_their_payload(
-    given_pieces: tuple[list[tuple[AbstractView, Run]], list[Record]], first_seq: int
+    drawn: tuple[list[tuple[AbstractView, Run]], list[Record]], first_seq: int
 ) -> None:
-    rows, model = given_pieces
+    rows, model = drawn
     view = view_of(rendered(rows, STAMPS, 12345, 1000))
     assert view.count == len(model)
-    again = Run(8, 0, 0, view.count, 0, 0)
+    all_records = Run(8, 0, 0, view.count, 0, 0)
     once = rendered(rows, STAMPS, first_seq, 2000)
-    assert same(rendered([(view, again)], (), first_seq, 2000), once)
+    assert same(rendered([(view, all_records)], (), first_seq, 2000), once)
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -432,7 +432,7 @@ def test_copies_are_exact_when_seqs_grow_by_a_digit_within_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("meta", "becomes"),
+    ("meta", "template"),
     [
         (b"", b"{%b}"),
         (b"{ }", b"{%b}"),
@@ -443,9 +443,9 @@ def test_copies_are_exact_when_seqs_grow_by_a_digit_within_a_run() -> None:
         (b'{"a":"_topics_router"}', b'{"a":"_topics_router",%b}'),
     ],
 )
-def test_a_stamp_replaces_only_an_earlier_stamp(meta: bytes, becomes: bytes) -> None:
+def test_a_stamp_replaces_only_an_earlier_stamp(meta: bytes, template: bytes) -> None:
     stamp = b'"_topics_router":{}'
-    assert stamped(meta, stamp) == becomes % stamp
+    assert stamped(meta, stamp) == template % stamp
 
 
 def test_the_bytes_of_a_stamped_copy_never_change() -> None:

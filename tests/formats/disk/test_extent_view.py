@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.formats.disk.record_support import TEXTS
 from tests.formats.disk.segment_support import (
-    WHOLE,
+    SEGMENT_BYTES,
     Write,
     build_bytes,
     extents,
@@ -38,16 +38,16 @@ def test_an_extent_returns_the_same_records_as_its_writes(
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
     expected = model(batch, 7)
     assert (view.count, view.entry.first_seq) == (len(expected), 7)
-    whole = [bytes(write.slice(index, index + 1)) for _, write, index in expected]
-    assert view.blob == b"".join(record + b"," for record in whole)
-    assert [*view.ends] == [*accumulate(len(record) + 1 for record in whole)]
+    expected_records = [bytes(write.slice(index, index + 1)) for _, write, index in expected]
+    assert view.blob == b"".join(record + b"," for record in expected_records)
+    assert [*view.ends] == [*accumulate(len(record) + 1 for record in expected_records)]
     assert [view.ts(index) for index in range(view.count)] == [
         write.ts(index) for _, write, index in expected
     ]
     assert (view.entry.first_ts, view.entry.last_ts) == (view.ts(0), view.ts(view.count - 1))
     start = data.draw(st.integers(0, view.count - 1))
     stop = data.draw(st.integers(start + 1, view.count))
-    assert view.slice(start, stop) == b",".join(whole[start:stop])
+    assert view.slice(start, stop) == b",".join(expected_records[start:stop])
     assert view.size(start, stop) == len(view.slice(start, stop)) + 1
     budget = data.draw(st.integers(0, 3000))
     fitting = [end for end in range(start, stop + 1) if view.size(start, end) <= budget]
@@ -66,9 +66,9 @@ def test_an_extent_returns_the_same_records_as_its_writes(
     st.data(),
 )
 def test_filters_select_the_same_from_an_extent_and_its_writes(
-    batch: list[Write], wanted: tuple[bool, bool, bool], nodes: set[str], data: st.DataObject
+    batch: list[Write], requested: tuple[bool, bool, bool], nodes: set[str], data: st.DataObject
 ) -> None:
-    tags, meta, with_data = wanted
+    tags, meta, with_data = requested
     (view,) = extents(build_bytes([source(5, 7, batch)[0]]))
     expected = model(batch, 7)
     flags = bytes(
@@ -77,7 +77,7 @@ def test_filters_select_the_same_from_an_extent_and_its_writes(
     start = data.draw(st.integers(0, view.count))
     stop = data.draw(st.integers(start, view.count))
     skipped = json_nodes(nodes)
-    whole = []
+    expected_records = []
     for at, (_, write, index) in enumerate(expected):
         own = bytes(index) + flags[at : at + 1] + bytes(write.count)
         (*one,) = write.select(index, index + 1, skipped, tags, meta, own[: write.count], with_data)
@@ -86,11 +86,11 @@ def test_filters_select_the_same_from_an_extent_and_its_writes(
             if flags[at] != 1
             else []
         )
-        whole += [(at, record) for _, record in one if start <= at < stop]
-    assert view.select(start, stop, skipped, tags, meta, flags, with_data) == whole
+        expected_records += [(at, record) for _, record in one if start <= at < stop]
+    assert view.select(start, stop, skipped, tags, meta, flags, with_data) == expected_records
     if view.keeps_all(skipped, tags, meta, with_data):
         assert b",".join(view.slice(*run) for run in live_runs(flags, start, stop)) == b",".join(
-            record for _, record in whole
+            record for _, record in expected_records
         )
 
 
@@ -142,12 +142,12 @@ def test_live_runs_are_the_records_between_deleted_ones(
 
 
 def test_a_flipped_bit_of_an_extent_is_detected_when_it_is_read() -> None:
-    _, entries = opened(WHOLE)
+    _, entries = opened(SEGMENT_BYTES)
     for entry in entries:
         for at in range(entry.offset, entry.offset + entry.length):
             if entry.offset + entry.blob_bytes <= at < entry.tables_at:
                 continue  # Zeros that no reader uses
-            data = bytearray(WHOLE)
+            data = bytearray(SEGMENT_BYTES)
             data[at] ^= 0x08
             with pytest.raises(BadSegment) as raised:
                 ExtentView(entry, memoryview(data)).slice(0, entry.record_count)

@@ -79,7 +79,8 @@ ROUTER = RouterBody(
     start_seq=2**64 - 1,
     base_total=12,
 )
-MADE, GONE = router_set_frame(encode_router(ROUTER), 1000), routers_removed_frame([3, 4], 1000)
+ROUTER_FRAME = router_set_frame(encode_router(ROUTER), 1000)
+ROUTERS_REMOVED_FRAME = routers_removed_frame([3, 4], 1000)
 
 
 def append_of_a_write() -> Frame:
@@ -100,7 +101,7 @@ COPIES = ForwardBody(
 CLAIMED = LeaseRows(LeaseOp.CLAIMED, (7, 2**64 - 1), (1, 2**32 - 1), "w1", 31_000, (0x7F3A9C, 5))
 RELEASED = LeaseRows(LeaseOp.RELEASED, (7, 9), (1, 2), until_ts=2000)
 DYING = LeaseRows(LeaseOp.DYING, (7, 9), (3, 4), "d")
-OF_BEFORE = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
+DYING_WITHOUT_EXT = LeaseRows(LeaseOp.DYING, (7, 9, 10), (3, 3, 4))
 
 
 # A frame of each kind, with all the fields set that the table lists for it.
@@ -116,8 +117,8 @@ FRAMES: list[Frame] = [
     ts_reserved_frame(1000),
     lease_frame(5, 1000, CLAIMED),
     forward_frame(1000, 3, RecordFlags.TAGS, COPIES),
-    MADE,
-    GONE,
+    ROUTER_FRAME,
+    ROUTERS_REMOVED_FRAME,
     lost_frame([(5, 7, 3), (6, 1, 2)], 96),
 ]
 HEADER_FIELDS = ("topic_id", "first_seq", "ts_ms", "record_count", "ext_len", "flags")
@@ -150,7 +151,7 @@ def test_the_table_lists_the_header_fields_that_a_kind_sets(kind: FrameKind) -> 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: str(frame.kind.name))
 def test_the_table_specifies_the_kind_of_body_of_a_frame(frame: Frame) -> None:
-    body, said = body_of(frame), kinds()[frame.kind.name]["body"]
+    body, body_kind = body_of(frame), kinds()[frame.kind.name]["body"]
     assert {
         "records": lambda: len(body) > frame.ext_len > 0,
         "runs": lambda: frame.ext_len == 0 and len(body) == 16 * frame.record_count,
@@ -163,7 +164,7 @@ def test_the_table_specifies_the_kind_of_body_of_a_frame(frame: Frame) -> None:
         "array": lambda: isinstance(cbor2.loads(body), list) and frame.ext_len == len(body),
         "none": lambda: body == b"" and frame.ext_len == 0,
         "rows, zeros": lambda: (len(body), frame.ext_len) == (32, 20) and not any(body[20:]),
-    }[said]()
+    }[body_kind]()
 
 
 def test_the_table_of_a_run_matches_its_struct() -> None:
@@ -177,16 +178,16 @@ def test_the_table_of_a_run_matches_its_struct() -> None:
     [
         ("TOPIC: a topic was created", FRAMES[3]),
         ("START: a process began", FRAMES[4]),
-        ("ROUTER_SET: a router was created", MADE),
+        ("ROUTER_SET: a router was created", ROUTER_FRAME),
     ],
     ids=["TOPIC", "START", "ROUTER_SET"],
 )
 def test_the_table_of_a_map_lists_its_keys(after: str, frame: Frame) -> None:
-    held: dict[str, Any] = cbor2.loads(body_of(frame))
+    members: dict[str, Any] = cbor2.loads(body_of(frame))
     rows = table(DOC, after)
-    assert [row["key"] for row in rows] == [*held]
+    assert [row["key"] for row in rows] == [*members]
     types = {"text": str, "int": int, "map": dict, "array": list}
-    assert [types[row["value"]] for row in rows] == [type(value) for value in held.values()]
+    assert [types[row["value"]] for row in rows] == [type(value) for value in members.values()]
 
 
 def test_the_table_of_the_floors_matches_their_tuple() -> None:
@@ -197,10 +198,10 @@ def test_the_table_of_the_floors_matches_their_tuple() -> None:
 def test_the_tables_of_a_lease_list_its_operations_and_their_keys() -> None:
     rows = table(DOC, "LEASE: a change of the state")
     assert {row["name"]: int(row["op"]) for row in rows} == {op.name: op.value for op in LeaseOp}
-    for row, said in zip(rows, (CLAIMED, RELEASED._replace(error="why"), DYING), strict=True):
-        frame = lease_frame(5, 1000, said)
-        held = cbor2.loads(body_of(frame)[: frame.ext_len]) if frame.ext_len else {}
-        assert [*held] == row["keys of ext"].replace("-", "").split()
+    for row, lease in zip(rows, (CLAIMED, RELEASED._replace(error="why"), DYING), strict=True):
+        frame = lease_frame(5, 1000, lease)
+        ext = cbor2.loads(body_of(frame)[: frame.ext_len]) if frame.ext_len else {}
+        assert [*ext] == row["keys of ext"].replace("-", "").split()
     parts = table(DOC, "Body of a LEASE frame")
     assert [row["part"] for row in parts] == ["ext", "seqs", "numbers", "deliveries"]
 
@@ -221,19 +222,19 @@ def test_the_bytes_of_a_topic_frame_never_change() -> None:
 
 
 def test_the_bytes_of_router_frames_never_change() -> None:
-    assert body_of(MADE).hex() == (
+    assert body_of(ROUTER_FRAME).hex() == (
         "a8646e616d6564612d3e6262696403"
         "66636f6e666967a266736f757263656161646465737461"
         "6269736f757263655f6964076565706f63680967646573745f696408"
         "6573746172741bffffffffffffffff65746f74616c0c"
     )
-    assert decode_router(memoryview(body_of(MADE))) == ROUTER
-    assert body_of(GONE).hex() == "820304"
-    assert decode_router_ids(memoryview(body_of(GONE))) == [3, 4]
+    assert decode_router(memoryview(body_of(ROUTER_FRAME))) == ROUTER
+    assert body_of(ROUTERS_REMOVED_FRAME).hex() == "820304"
+    assert decode_router_ids(memoryview(body_of(ROUTERS_REMOVED_FRAME))) == [3, 4]
 
 
 @pytest.mark.parametrize(
-    ("said", "body"),
+    ("lease", "body"),
     [
         (
             CLAIMED,
@@ -247,18 +248,18 @@ def test_the_bytes_of_router_frames_never_change() -> None:
         (RELEASED, "a161751907d0070000000000000009000000000000000100000002000000"),
         (DYING, "a1616e6164070000000000000009000000000000000300000004000000"),
         (
-            OF_BEFORE,
+            DYING_WITHOUT_EXT,
             "070000000000000009000000000000000a00000000000000030000000300000004000000",
         ),
     ],
     ids=lambda value: value.op.name if isinstance(value, LeaseRows) else "",
 )
-def test_the_bytes_of_a_lease_frame_never_change(said: LeaseRows, body: str) -> None:
-    frame = lease_frame(5, 1000, said)
+def test_the_bytes_of_a_lease_frame_never_change(lease: LeaseRows, body: str) -> None:
+    frame = lease_frame(5, 1000, lease)
     assert body_of(frame).hex() == body
-    assert (frame.flags, frame.record_count) == (said.op, len(said.seqs))
-    assert decode_lease(header_of(frame), body_of(frame)) == said
-    assert decode_lease(header_of(frame), memoryview(b"#" + body_of(frame))[1:]) == said
+    assert (frame.flags, frame.record_count) == (lease.op, len(lease.seqs))
+    assert decode_lease(header_of(frame), body_of(frame)) == lease
+    assert decode_lease(header_of(frame), memoryview(b"#" + body_of(frame))[1:]) == lease
 
 
 def header_of(frame: Frame) -> FrameHeader:

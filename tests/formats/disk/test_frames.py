@@ -186,8 +186,8 @@ def scan(data: bytes) -> tuple[list[int], ScanStop]:
     while isinstance(header := check(data, lsn, offset=lsn), FrameHeader):
         seqs.append(header.first_seq)
         lsn = header.end
-    at_once = [header.first_seq for header in scan_frames(memoryview(data), 0, 0, SEED)]
-    assert at_once == seqs, "a scan takes what single looks take"
+    scanned = [header.first_seq for header in scan_frames(memoryview(data), 0, 0, SEED)]
+    assert scanned == seqs, "a scan returns the same frames as single checks"
     return seqs, header
 
 
@@ -198,11 +198,11 @@ def test_any_cut_of_the_log_is_a_prefix(filled: bool) -> None:
         end - len(data[:end]) + len(data[:end].rstrip(b"\0")) for end in starts[1:]
     ]  # Padding may be missing
     for cut in range(len(data) + 1):
-        left = data[:cut].ljust(len(data) + 128, b"\0") if filled else data[:cut]
-        seqs, stop = scan(left)
-        whole = sum(end <= cut for end in ends)
-        assert seqs == list(range(1, whole + 1)), cut
-        assert stop is (ScanStop.END if cut <= starts[whole] else ScanStop.BAD), cut
+        cut_data = data[:cut].ljust(len(data) + 128, b"\0") if filled else data[:cut]
+        seqs, stop = scan(cut_data)
+        complete = sum(end <= cut for end in ends)
+        assert seqs == list(range(1, complete + 1)), cut
+        assert stop is (ScanStop.END if cut <= starts[complete] else ScanStop.BAD), cut
 
 
 def test_any_flipped_bit_of_the_log_is_detected() -> None:
@@ -210,12 +210,12 @@ def test_any_flipped_bit_of_the_log_is_detected() -> None:
     for bit in range(8 * len(data)):
         bad = bytearray(data)
         bad[bit // 8] ^= 1 << bit % 8
-        hurt = max(number for number, start in enumerate(starts[:-1]) if 8 * start <= bit)
+        damaged = max(number for number, start in enumerate(starts[:-1]) if 8 * start <= bit)
         seqs, stop = scan(bytes(bad))
-        if bit // 8 >= starts[hurt] + FRAME_HEADER_BYTES + sum(map(len, LOG[hurt].parts)):
-            assert len(seqs) == len(LOG), "padding says nothing"
+        if bit // 8 >= starts[damaged] + FRAME_HEADER_BYTES + sum(map(len, LOG[damaged].parts)):
+            assert len(seqs) == len(LOG), "padding is not checked"
         else:
-            assert (seqs, stop) == (list(range(1, hurt + 1)), ScanStop.BAD), bit
+            assert (seqs, stop) == (list(range(1, damaged + 1)), ScanStop.BAD), bit
 
 
 @given(st.binary(max_size=200), st.integers(0, 64), lsns)

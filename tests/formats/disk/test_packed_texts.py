@@ -29,36 +29,38 @@ CLOSE = st.text('ab\\"\n\x1f/é', max_size=3)
 
 
 @given(st.lists(CLOSE, max_size=80), CLOSE)
-def test_packed_texts_are_found_by_prefix(texts: list[str], beginning: str) -> None:
+def test_packed_texts_are_found_by_prefix(texts: list[str], start: str) -> None:
     ordered = sorted(map(json_string, texts))
-    packed, prefix = PackedTexts(ordered), json_prefix(beginning)
+    packed, prefix = PackedTexts(ordered), json_prefix(start)
     assert [*packed] == ordered
     assert packed.starting_with(prefix) == [text for text in ordered if text.startswith(prefix)]
 
 
-def _followed() -> int:
+def _reference_count() -> int:
     """Return the number of references that a full collection follows."""
     return sum(len(gc.get_referents(each)) for each in gc.get_objects())
 
 
-def _most_followed(steps: Iterator[object], look: Callable[[int], bool]) -> int:
-    """Return the largest growth of `_followed` after the steps that ``look`` selects."""
+def _max_reference_growth(steps: Iterator[object], is_measured: Callable[[int], bool]) -> int:
+    """Return the largest growth of `_reference_count` after the steps that
+    ``is_measured`` selects.
+    """
     gc.collect()
-    before = _followed()
-    return max(_followed() - before for count, _ in enumerate(steps) if look(count))
+    before = _reference_count()
+    return max(_reference_count() - before for count, _ in enumerate(steps) if is_measured(count))
 
 
 @pytest.mark.slow
 def test_the_garbage_collector_does_not_follow_tags_of_unsealed_records() -> None:
     index = TagIndex()
-    portions = TEXTS // BLOCK_TAGS
+    blocks = TEXTS // BLOCK_TAGS
 
     def add() -> Iterator[None]:
-        for number in range(portions * BLOCK_TAGS):
+        for number in range(blocks * BLOCK_TAGS):
             index.add([(0, b'"tag-%d"' % number)], number)
             yield
 
-    assert _most_followed(add(), lambda count: count == portions * BLOCK_TAGS - 1) < 1000
+    assert _max_reference_growth(add(), lambda count: count == blocks * BLOCK_TAGS - 1) < 1000
 
 
 @pytest.mark.slow
@@ -66,7 +68,7 @@ def test_the_garbage_collector_does_not_follow_tags_of_a_segment_being_built() -
     view = plain(TEXTS, tag="t%d").view(1)
     view.ext()
     steps = build(HEADER, [ExtentSource(1, 1, [(view, 0, TEXTS)])])
-    assert _most_followed(steps, lambda count: count % 8 == 0) < TEXTS / 2
+    assert _max_reference_growth(steps, lambda count: count % 8 == 0) < TEXTS / 2
 
 
 # Text tables: sorted in steps, with matching references
@@ -99,5 +101,5 @@ def test_refs_and_postings_follow_the_sorted_texts(texts: list[bytes | None]) ->
     ends, postings = [*table.postings()][-1] if ordered else (b"", b"")
     bounds, indexes = [0, *array("I", ends)], array("I", postings)
     for ref, text in enumerate(ordered):
-        named = indexes[bounds[ref] : bounds[ref + 1]]
-        assert [*named] == [index for index, each in enumerate(texts) if each == text]
+        found = indexes[bounds[ref] : bounds[ref + 1]]
+        assert [*found] == [index for index, each in enumerate(texts) if each == text]

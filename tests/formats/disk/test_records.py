@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.disk.record_support import RECORDS, TEXTS, Record, request, shown, view_of
+from tests.formats.disk.record_support import (
+    RECORDS,
+    TEXTS,
+    Record,
+    expected_record,
+    request,
+    view_of,
+)
 from topics.formats.disk.records import RecordFlags, json_nodes
 from topics.formats.disk.rendering import encode
 
@@ -28,12 +35,13 @@ def test_the_numbers_of_record_flags_never_change() -> None:
 
 
 @given(RECORDS, TEXTS, st.integers(1, 2**63), st.integers(0, 2**50))
-def test_a_reader_of_everything_receives_what_was_sent(
+def test_a_reader_without_filters_receives_all_records_as_they_were_sent(
     records: list[Record], node: str | None, first_seq: int, ts_ms: int
 ) -> None:
     view = view_of(request(records, node), first_seq, ts_ms)
     expected = [
-        shown(record, seq, node, ts_ms=ts_ms) for seq, record in enumerate(records, first_seq)
+        expected_record(record, seq, node, ts_ms=ts_ms)
+        for seq, record in enumerate(records, first_seq)
     ]
     assert view.keeps_all(frozenset(), include_tags=True, include_meta=True)
     for start in range(len(records)):
@@ -69,7 +77,12 @@ def test_filters_remove_exactly_the_unrequested_records_and_members(
     start = data.draw(st.integers(0, len(records) - 1))
     stop = data.draw(st.integers(start + 1, len(records)))
     expected = [
-        (index, shown(record, 7 + index, batch_node, tags=tags, meta=meta, with_data=with_data))
+        (
+            index,
+            expected_record(
+                record, 7 + index, batch_node, tags=tags, meta=meta, with_data=with_data
+            ),
+        )
         for index, record in enumerate(records)
         if start <= index < stop
         and (record[0] if record[0] is not None else batch_node) not in nodes
@@ -104,7 +117,9 @@ def test_a_byte_budget_is_filled_and_not_exceeded(
     start = data.draw(st.integers(0, len(records) - 1))
     stop = data.draw(st.integers(start, len(records)))
     budget = data.draw(st.integers(0, 2000))
-    sizes = [len(shown(record, 7 + index, None)) + 1 for index, record in enumerate(records)]
+    sizes = [
+        len(expected_record(record, 7 + index, None)) + 1 for index, record in enumerate(records)
+    ]
     expected = start
     while expected < stop and sum(sizes[start : expected + 1]) <= budget:
         expected += 1
@@ -125,12 +140,12 @@ def test_records_are_reduced_only_if_a_reader_requests_it(
     for tags in (True, False):
         for metas in (True, False):
             for nodes in (frozenset[str](), frozenset({"other"})):
-                whole = (
+                unchanged = (
                     (tags or not has_tags)
                     and (metas or not has_meta)
                     and (not nodes or has_nodes == "none")
                 )
-                assert view.keeps_all(json_nodes(nodes), tags, metas) == whole
+                assert view.keeps_all(json_nodes(nodes), tags, metas) == unchanged
 
 
 @given(RECORDS, TEXTS, st.data())

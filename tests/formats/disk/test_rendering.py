@@ -51,21 +51,21 @@ def test_a_write_with_all_fields_has_the_documented_bytes() -> None:
     st.data(),
 )
 def test_records_with_data_alone_have_the_same_bytes_in_both_ways_of_rendering(
-    datas: list[bytes], absent: bytes, around: bytes, data: st.DataObject
+    payloads: list[bytes], absent: bytes, around: bytes, data: st.DataObject
 ) -> None:
     """Records with only data are decoded and rendered in bulk. Any further field selects the
     general code path.
     """
-    at = data.draw(st.integers(0, len(datas) - 1))
+    at = data.draw(st.integers(0, len(payloads) - 1))
     if absent == b',"data":2':
-        datas[at] = b"2"
+        payloads[at] = b"2"
     bodies = [
         b'{"records":[%b]%b}'
         % (
             b",".join(
                 [
                     b'{"data":%b%b}' % (each, more if n == at else b"")
-                    for n, each in enumerate(datas)
+                    for n, each in enumerate(payloads)
                 ]
             ),
             around,
@@ -93,9 +93,9 @@ def test_delays_are_stored_only_in_the_ext() -> None:
     assert delayed.ext.hex() == "a1616450" + "0000000000000000" + "f401000000000000"
     assert delayed.parts[1:] == plain.parts[1:]
     assert b"".join(delayed.parts).startswith(delayed.ext)
-    at_once = encode(body, 7, 5, keep_key=False, due=[0, 0])
-    assert b"".join(at_once.parts) == b"".join(plain.parts)
-    assert at_once.flags == 0
+    without_delays = encode(body, 7, 5, keep_key=False, due=[0, 0])
+    assert b"".join(without_delays.parts) == b"".join(plain.parts)
+    assert without_delays.flags == 0
 
 
 def test_one_node_for_all_records_needs_no_table() -> None:
@@ -121,11 +121,11 @@ def test_joined_runs_equal_the_write_that_is_rendered_in_one_call(
     cut = min(cut, len(records))
     body = request(records, node, key="k")
     due = [*range(len(records))] if delayed else None
-    whole = encode(body, first_seq, 9, keep_key=True, due=due)
+    complete = encode(body, first_seq, 9, keep_key=True, due=due)
     rendering = Rendering(body, keep_key=True, due=due)
     runs = rendering.render(0, cut, first_seq, 9) + rendering.render(
         cut, len(records), first_seq, 9
     )
-    assert (rendering.flags, rendering.ext) == (whole.flags, whole.ext)
+    assert (rendering.flags, rendering.ext) == (complete.flags, complete.ext)
     ends = rendering.ends(first_seq, 9).tobytes()
-    assert b"".join([rendering.ext, ends, *rendering.tables, *runs]) == b"".join(whole.parts)
+    assert b"".join([rendering.ext, ends, *rendering.tables, *runs]) == b"".join(complete.parts)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.formats.disk.segment_support import (
     HEADER,
-    WHOLE,
+    SEGMENT_BYTES,
     Write,
     build_bytes,
     extents,
@@ -85,7 +85,7 @@ def test_header_entry_and_trailer_have_the_documented_bytes() -> None:
 
 @pytest.mark.parametrize("at", [*range(44)])
 def test_a_flipped_bit_of_the_header_is_detected(at: int) -> None:
-    head = bytearray(WHOLE[:HEADER_BYTES])
+    head = bytearray(SEGMENT_BYTES[:HEADER_BYTES])
     head[at] ^= 0x40
     with pytest.raises(BadSegment):
         decode_header(head)
@@ -93,15 +93,15 @@ def test_a_flipped_bit_of_the_header_is_detected(at: int) -> None:
 
 @pytest.mark.parametrize("at", [*range(TRAILER_BYTES)])
 def test_a_flipped_bit_of_the_trailer_is_detected(at: int) -> None:
-    end = bytearray(WHOLE[-TRAILER_BYTES:])
+    end = bytearray(SEGMENT_BYTES[-TRAILER_BYTES:])
     end[at] ^= 0x40
     with pytest.raises(BadSegment):
-        decode_trailer(end, len(WHOLE))
+        decode_trailer(end, len(SEGMENT_BYTES))
 
 
 def test_a_flipped_bit_of_the_directory_is_detected() -> None:
-    trailer, _ = opened(WHOLE)
-    directory = bytearray(WHOLE[trailer.directory_at : -TRAILER_BYTES])
+    trailer, _ = opened(SEGMENT_BYTES)
+    directory = bytearray(SEGMENT_BYTES[trailer.directory_at : -TRAILER_BYTES])
     check_directory(directory, trailer)
     for at in range(len(directory)):
         directory[at] ^= 1

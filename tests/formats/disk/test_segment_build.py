@@ -97,20 +97,20 @@ def test_extents_of_any_size_contain_every_record_once(
     ]
     data = build_bytes(sources, extent_bytes=extent_bytes, extent_records=extent_records)
     for topic_id, batch in enumerate(topics, 1):
-        mine = [view for view in extents(data) if view.entry.topic_id == topic_id]
-        assert [*accumulate([view.count for view in mine[:-1]], initial=10 * topic_id)] == [
-            view.entry.first_seq for view in mine
+        own_views = [view for view in extents(data) if view.entry.topic_id == topic_id]
+        assert [*accumulate([view.count for view in own_views[:-1]], initial=10 * topic_id)] == [
+            view.entry.first_seq for view in own_views
         ]
-        assert all(view.count <= extent_records for view in mine)
-        assert all(view.count == 1 or view.entry.blob_bytes <= extent_bytes for view in mine)
-        whole = [
+        assert all(view.count <= extent_records for view in own_views)
+        assert all(view.count == 1 or view.entry.blob_bytes <= extent_bytes for view in own_views)
+        expected = [
             bytes(write.slice(index, index + 1)) + b","
             for _, write, index in model(batch, 10 * topic_id)
         ]
-        assert b"".join(bytes(view.blob) for view in mine) == b"".join(whole)
-        assert [found for view in mine for found in check_extent(view)] == []
-        wanted = {write.key for write in batch} - {None}
-        assert {key.key for view in mine for key in view.idempotency_keys()} == wanted
+        assert b"".join(bytes(view.blob) for view in own_views) == b"".join(expected)
+        assert [found for view in own_views for found in check_extent(view)] == []
+        expected_keys = {write.key for write in batch} - {None}
+        assert {key.key for view in own_views for key in view.idempotency_keys()} == expected_keys
     assert all(view.entry.offset % 8 == 0 for view in extents(data))
 
 
@@ -122,16 +122,16 @@ def test_a_build_runs_in_small_steps() -> None:
 
 
 def test_delete_flags_are_requested_at_the_end_and_are_contiguous() -> None:
-    asked = []
+    requests = []
 
     def delete_flags(topic_id: int, first_seq: int, count: int) -> bytes | None:
-        asked.append((topic_id, first_seq, count))
+        requests.append((topic_id, first_seq, count))
         return b"\0\1" if topic_id == 2 else None
 
     sources = [source(1, 5, [plain(3)])[0], source(2, 9, [plain(2)])[0]]
     data = b"".join(build(HEADER, sources, delete_flags))
     trailer, entries = opened(data)
-    assert asked == [(1, 5, 3), (2, 9, 2)]
+    assert requests == [(1, 5, 3), (2, 9, 2)]
     assert data[trailer.flags_at : trailer.flags_at + 5] == b"\0\0\0\0\1"
     assert [entry.flags_at - trailer.flags_at for entry in entries] == [0, 3]
     assert (trailer.flags_at % PAGE_BYTES, trailer.directory_at % PAGE_BYTES) == (0, 0)

@@ -63,11 +63,11 @@ def test_bytes_of_an_unknown_kind_have_no_version() -> None:
 @pytest.mark.parametrize("found", [0, 2])
 def test_a_manifest_of_another_version_is_rejected_with_any_fields(found: int) -> None:
     data = msgspec.json.encode({"format": found, "unknown": []})
-    whole = msgspec.json.encode(
+    manifest = msgspec.json.encode(
         {"manifest": msgspec.Raw(data), "sha256": hashlib.sha256(data).hexdigest()}
     )
     reason = f"the manifest has format version {found}; this program reads version 1$"
     with pytest.raises(BadManifest, match=reason):
-        backup_archive.unsealed(whole, Manifest)
+        backup_archive.unsealed(manifest, Manifest)
     own = Manifest(backup_archive.FORMAT, "test", 1, 0, [0], [])
     assert backup_archive.unsealed(backup_archive.sealed(own), Manifest) == own

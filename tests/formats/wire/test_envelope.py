@@ -148,9 +148,9 @@ def test_a_payload_that_is_not_an_envelope_is_unreadable(payload: bytes) -> None
 def test_any_bytes_are_decoded_or_unreadable(
     junk: bytes, fields: dict[str, Any], data: st.DataObject
 ) -> None:
-    whole = bytearray(packed(fields | {"t": data.draw(st.sampled_from("QREN"))}))
-    whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    for payload in (junk, packed(fields), bytes(whole)):
+    modified = bytearray(packed(fields | {"t": data.draw(st.sampled_from("QREN"))}))
+    modified[data.draw(st.integers(0, len(modified) - 1))] = data.draw(st.integers(0, 255))
+    for payload in (junk, packed(fields), bytes(modified)):
         for read in (decode, decode_refusal):
             with contextlib.suppress(*UNREADABLE):
                 read(payload)

@@ -71,7 +71,7 @@ def test_messages_are_decoded_as_soon_as_they_are_complete_for_any_fragments(
     assembler, found = Assembler(), []
     for start, end in pairwise(bounds):
         found += assembler.feed(stream[start:end])
-        assert found == messages[: sum(whole <= end for whole in ends)]
+        assert found == messages[: sum(message_end <= end for message_end in ends)]
     assert not assembler.damaged
 
 
@@ -98,25 +98,27 @@ def test_any_bytes_after_valid_messages_do_not_affect_them(
         pytest.param(25, "<B", 0x80, id="subject outside ASCII"),
     ],
 )
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_contradictory_message_is_damage(at: int, code: str, value: int, is_whole: bool) -> None:
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_contradictory_message_is_damage(
+    at: int, code: str, value: int, is_complete: bool
+) -> None:
     good, bad = encode(1, "a", b"p"), bytearray(encode(2, "rpc/append", b"payload", b"attachment"))
     struct.pack_into(code, bad, at, value)
     assembler = Assembler()
-    assert len(assembler.feed(good + bad[: len(bad) if is_whole else HEADER.size])) == 1
-    assert assembler.damaged == (is_whole or at < HEADER.size)
+    assert len(assembler.feed(good + bad[: len(bad) if is_complete else HEADER.size])) == 1
+    assert assembler.damaged == (is_complete or at < HEADER.size)
 
 
 def test_a_large_message_is_not_copied_for_every_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, looked_at = encode(1, "a", b"", b"z" * 100_000), []
+    complete, parsed_lengths = encode(1, "a", b"", b"z" * 100_000), []
 
     def unpack_from(data: bytes, start: int) -> tuple[int, ...]:
-        looked_at.append(len(data))
+        parsed_lengths.append(len(data))
         return HEADER.unpack_from(data, start)
 
     monkeypatch.setattr(message, "HEADER", SimpleNamespace(unpack_from=unpack_from))
     assembler = Assembler()
-    for at in range(0, len(whole), 100):
-        found = assembler.feed(whole[at : at + 100])
+    for at in range(0, len(complete), 100):
+        found = assembler.feed(complete[at : at + 100])
     assert [one.attachment for one in found] == [b"z" * 100_000]
-    assert looked_at == [100, len(whole)]
+    assert parsed_lengths == [100, len(complete)]

@@ -78,10 +78,10 @@ class StubTopic:
 
 
 class StubServer:
-    """Serves in a thread while the block runs. ``seen`` lists (method, path with query, status; 0
-    for a broken connection).
+    """A server that runs in a thread while the block runs.
 
-    ``peers`` are the client's ends of the connections that sent them.
+    ``seen`` lists (method, path with query, status; 0 for a broken connection). ``peers`` are the
+    client's addresses of these requests.
     """
 
     def __init__(self) -> None:

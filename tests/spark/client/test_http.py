@@ -25,9 +25,9 @@ NOT_READY = Fault(status=503, code="not_ready")
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the pauses of the client instead of sleeping."""
-    noted: list[float] = []
-    monkeypatch.setattr("topics.client.sync.caller.sleep", noted.append)
-    return noted
+    recorded: list[float] = []
+    monkeypatch.setattr("topics.client.sync.caller.sleep", recorded.append)
+    return recorded
 
 
 def client_of(stub: StubServer, **fields: Any) -> TopicsClient:
@@ -177,7 +177,7 @@ def test_the_error_of_an_unreachable_server_names_the_address(pauses: list[float
 @pytest.mark.parametrize(
     ("scheme", "reason"), [("https", "CERTIFICATE_VERIFY_FAILED"), ("http", "WRONG_VERSION_NUMBER")]
 )
-def test_a_failed_tls_handshake_is_not_retried_and_says_what_to_do(
+def test_a_failed_tls_handshake_is_not_retried_and_its_error_contains_advice(
     scheme: str, reason: str, tmp_path: Path, pauses: list[float]
 ) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:

@@ -12,15 +12,15 @@ from topics.spark.client.http import ADVICE, RequestError
 
 
 @pytest.mark.parametrize(("code", "advice"), ADVICE.items())
-def test_a_known_code_comes_with_its_advice(code: str, advice: str) -> None:
+def test_the_error_of_a_known_code_contains_its_advice(code: str, advice: str) -> None:
     assert str(RequestError("t", 500, code, "no")) == f'topic "t": 500 {code}: no ({advice})'
 
 
-def test_an_unknown_code_comes_without_advice() -> None:
+def test_the_error_of_an_unknown_code_contains_no_advice() -> None:
     assert str(RequestError("t", 418, "teapot", "short")) == 'topic "t": 418 teapot: short'
 
 
-def test_a_message_of_several_lines_becomes_one() -> None:
+def test_a_message_of_several_lines_becomes_one_line() -> None:
     error = RequestError("t", 400, "x", " one\n\ttwo  three\r\n")
     assert error.message == "one two three"
     assert "\n" not in str(error)

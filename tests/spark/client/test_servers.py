@@ -22,7 +22,7 @@ def test_an_address_without_a_name_is_its_own_name() -> None:
     assert Servers.parse("http://h:1").owner("any").url == "http://h:1"
 
 
-def test_names_sort_and_keep_their_addresses() -> None:
+def test_servers_are_sorted_by_name_and_keep_their_addresses() -> None:
     servers = Servers.parse(" b = http://h2:1 , a=https://h1 ,".replace(" = ", "="))
     assert servers.members == (Server("a", "https://h1"), Server("b", "http://h2:1"))
     assert (servers.index("b"), servers.members[0]) == (1, Server("a", "https://h1"))
@@ -62,7 +62,7 @@ def test_every_server_owns_a_similar_number_of_topics() -> None:
     assert all(850 < found.count(name) < 1150 for name in "abc")
 
 
-def test_a_new_server_takes_topics_and_no_others_move() -> None:
+def test_a_new_server_becomes_the_owner_of_some_topics_and_the_others_do_not_move() -> None:
     before = owners(Servers.parse(THREE))
     after = owners(Servers.parse(f"{THREE},d=http://h4:4000"))
     moved = [topic for topic in before if before[topic] != after[topic]]

@@ -1,4 +1,4 @@
-"""Creates archives with the layout of the archive job."""
+"""Creation of archives with the layout of the archive job."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def write_archive(
     """Distribute the rows over commits at random, in a random order. Earlier versions wrote tables
     without epochs.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     shares: list[list[Row]] = [[] for _ in range(commits)]
-    for row in chance.sample(rows, len(rows)):
-        shares[chance.randrange(commits)].append(row)
+    for row in rng.sample(rows, len(rows)):
+        shares[rng.randrange(commits)].append(row)
     for share in shares:
         records = [
             {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-# Not repeated by the client: the task fails and Spark runs it again.
+# The client does not retry this error. The task fails, and Spark retries it.
 CRASH = Fault(status=500, code="internal")
 WAIT_S = 60.0
 
@@ -42,7 +42,7 @@ def ids(stub: StubServer) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_task_that_fails_after_three_of_five_requests_appends_nothing_twice(
+def test_a_task_that_fails_after_three_of_five_requests_appends_no_record_twice(
     spark: SparkSession, stub: StubServer
 ) -> None:
     options = opened(stub.url)
@@ -73,7 +73,7 @@ def test_ordered_rows_make_the_same_requests_from_any_partitions(
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_task_whose_rows_differ_in_its_second_attempt_loses_none_and_reports_the_surplus(
+def test_a_task_whose_rows_differ_between_attempts_loses_no_row_and_reports_the_surplus(
     spark: SparkSession, stub: StubServer
 ) -> None:
     def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -161,4 +161,4 @@ def test_a_given_durability_changes_an_existing_topic(stub: StubServer) -> None:
         given = {"servers": stub.url, "topic": "t", "durability": "fsync"}
         open_dest(SinkOptions.parse(given))
         assert stub.topics["t"].config["durability"] == "fsync"
-    assert stub.statuses("PUT") == [200], "the second time it is as named"
+    assert stub.statuses("PUT") == [200], "the second call finds the durability unchanged"

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def job(live: Live, topic: str, directory: Path, **how: Any) -> argparse.Namespace:
+def job(live: Live, topic: str, directory: Path, **overrides: Any) -> argparse.Namespace:
     line = ["archive", "--url", f"a={live.url}", "--quiet", topic, str(directory)]
     options = parser().parse_args(line)
-    vars(options).update(how)
+    vars(options).update(overrides)
     return options
 
 
@@ -134,9 +134,9 @@ def test_an_archive_continues_only_in_its_folder_with_its_checkpoint(
     (tmp_path / "file").write_text("")
     restored = job(live, "restored", root)
 
-    def refuse(how: argparse.Namespace, message: str) -> None:
+    def refuse(options: argparse.Namespace, message: str) -> None:
         with pytest.raises(JobError, match=message):
-            archive(spark, how)
+            archive(spark, options)
 
     refuse(job(live, "restored", tmp_path), r"the folder is not empty \(file\)")
     archive(spark, restored)
@@ -210,9 +210,9 @@ def test_one_of_two_concurrent_runs_commits(
 
 
 def test_each_record_is_archived_once_despite_a_repeated_task_and_a_killed_server(
-    spark: SparkSession, mortal: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, restartable: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mortal.make("killed", 2000)
+    restartable.make("killed", 2000)
     died, killed = tmp_path / "died", tmp_path / "killed"
 
     def die_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -227,16 +227,16 @@ def test_each_record_is_archived_once_despite_a_repeated_task_and_a_killed_serve
         )
 
     def kill(df: DataFrame, batch: int, query: str, uri: str) -> None:
-        land(df, batch, query, uri)
+        commit_batch(df, batch, query, uri)
         if not killed.exists():
-            mortal.server.kill()
-            mortal.server.start()
+            restartable.server.kill()
+            restartable.server.start()
             killed.touch()
 
-    plain, land = read_stream, commit
+    plain, commit_batch = read_stream, commit
     monkeypatch.setattr(streams, "read_stream", read)
     monkeypatch.setattr(module, "commit", kill)
-    summary = archive(spark, job(mortal, "killed", tmp_path / "archive", batch_records=700))
+    summary = archive(spark, job(restartable, "killed", tmp_path / "archive", batch_records=700))
     assert died.exists()
     assert killed.exists()
     assert (summary.rows, summary.agrees) == (2000, True), summary.text()

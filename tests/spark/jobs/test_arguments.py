@@ -21,7 +21,7 @@ def parsed(*line: str) -> argparse.Namespace:
     ("name", "text"),
     [("PYSPARK_GATEWAY_PORT", "1"), ("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")],
 )
-def test_a_job_on_a_cluster_names_its_servers(
+def test_a_job_on_a_cluster_must_name_its_servers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     monkeypatch.delenv("TOPICS_URL", raising=False)

@@ -31,7 +31,7 @@ def ids(stub: StubServer, topic: str = "t") -> list[int]:
     return [record["data"]["id"] for record in stub.topics[topic].records]
 
 
-def test_sizes_and_options_are_checked() -> None:
+def test_sizes_and_options_of_the_command_line_are_parsed_or_refused() -> None:
     given = ["backfill", "s", "t"]
     options = parser().parse_args(
         [*given, "--batch-bytes", "2MiB", "--option", "sep=;", "--option", "quote=="]
@@ -69,10 +69,10 @@ def test_file_java_and_server_are_checked_before_a_jvm_starts(
     def error_of(source: Path, topic: str, url: str, status: int) -> str:
         given = ["backfill", str(source), topic, "--url", url, "--retries", "1"]
         assert main(given) == status
-        said = capsys.readouterr().err
-        assert said.startswith("error: ")
-        assert said.count("\n") == 1
-        return said
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        return error
 
     monkeypatch.setattr(backfill, "local_session", pytest.fail)
     rows = tmp_path / "rows.csv"
@@ -106,7 +106,8 @@ def test_an_interrupted_job_writes_one_line_and_continues_when_it_is_run_again(
     source.write_text("".join(json.dumps({"id": number}) + "\n" for number in range(50)))
     line = ["backfill", str(source), "t", "--url", stub.url, "--quiet", "--batch-records", "10"]
     busy = Fault(status=429, code="throttled")
-    stub.faults.extend([None, None, None, *[busy] * 100])  # the first asks for the right to append
+    # The first request checks the permission to append.
+    stub.faults.extend([None, None, None, *[busy] * 100])
 
     def interrupt() -> None:
         deadline = time.monotonic() + 60
@@ -165,8 +166,8 @@ def test_json_lines_are_sent_unchanged(load: Load, stub: StubServer) -> None:
     found = load("a.jsonl", "\n\n".join(lines).encode(), "--tag-column", "b", "--node", "n")
     assert [record["data"] for record in found] == [json.loads(line) for line in lines]
     assert [record.get("tag") for record in found] == ["1.10", None]
-    whole = b'[{"id": 1},\n {"id": 2}]'
-    found = load("b.json", whole, "--option", "multiLine=true")
+    document = b'[{"id": 1},\n {"id": 2}]'
+    found = load("b.json", document, "--option", "multiLine=true")
     assert [record["data"] for record in found] == [{"id": 1}, {"id": 2}]
 
 

@@ -13,7 +13,7 @@ from topics.spark.jobs.checkpoint import Folder, claim, uri_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEMPORARY = ".0.ae82a34e-5e0a-411d-ad86-96a72f32d121.tmp"  # as Spark names one
+TEMPORARY = ".0.ae82a34e-5e0a-411d-ad86-96a72f32d121.tmp"  # a name that Spark would choose
 
 
 @pytest.mark.spark
@@ -24,7 +24,7 @@ def test_the_checkpoint_of_a_started_query_belongs_to_one_job(
     folder = Folder(spark, uri_of(str(tmp_path / "a folder é")))
     assert (folder.names(), folder.read("job.json")) == ([], None)
     hourly = {"window": "1 hour", "by": ""}
-    claim(folder, {"window": "1 day", "by": "data.a"})  # and nothing was read
+    claim(folder, {"window": "1 day", "by": "data.a"})  # no batch was read
     claim(folder, hourly)
     folder.write("offsets/0", "v1")
     claim(folder, hourly)
@@ -54,8 +54,8 @@ def test_temporary_files_are_removed_unless_a_batch_has_begun(
         folder.write(begun, "v1")
     before = {*tmp_path.rglob("*")}
     claim(folder, {"topic": "a"})
-    left = {path.name for path in before.difference(tmp_path.rglob("*"))}
-    assert left == (set() if begun else {TEMPORARY, f".{TEMPORARY}.crc"})
+    removed = {path.name for path in before.difference(tmp_path.rglob("*"))}
+    assert removed == (set() if begun else {TEMPORARY, f".{TEMPORARY}.crc"})
     assert folder.names("sources/0") == ["0"]
 
 

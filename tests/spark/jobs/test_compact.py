@@ -21,7 +21,7 @@ def write(live: Live, topic: str, *records: dict[str, Any]) -> None:
         client.append(topic, body, len(records), f"{topic}-{records}"[:200].encode().hex()[:200])
 
 
-def held(live: Live, topic: str) -> list[tuple[str | None, Any, str | None, bytes]]:
+def records_of(live: Live, topic: str) -> list[tuple[str | None, Any, str | None, bytes]]:
     with live.client() as client:
         page = client.diff(topic, from_seq=0, limit=1000)
     return [
@@ -53,22 +53,22 @@ def test_the_last_record_of_each_key_is_appended_unless_it_is_unchanged(
     assert (first.appended, first.agrees) == (3, True)
     b = ("b", 2, "n", '{"é":1}'.encode())
     expected = [b, ("a", {"x": 4}, None, b""), ("c", None, None, b"")]
-    assert held(live, "last") == expected
+    assert records_of(live, "last") == expected
     second = compact(live, "prices", "last")
     assert (second.appended, second.notes["unchanged"], second.agrees) == (0, 3, True)
-    assert held(live, "last") == expected
+    assert records_of(live, "last") == expected
     third = compact(live, "prices", "living", "--drop-null")
     assert (third.notes["deleted keys"], third.appended) == (1, 2)
-    assert held(live, "living") == expected[:2]
+    assert records_of(live, "living") == expected[:2]
     # A value that the destination has is ended by the null, once.
     write(live, "prices", {"tag": "b", "data": None})
     fourth, fifth = [compact(live, "prices", "living", "--drop-null") for _ in range(2)]
     assert (fourth.notes["deleted keys"], fourth.appended, fifth.appended) == (1, 1, 0)
     null = ("b", None, None, b"")
-    assert held(live, "living") == [*expected[:2], null]
+    assert records_of(live, "living") == [*expected[:2], null]
     # After an eviction, only the changed key is appended.
     live.remove("prices", before=5)
     write(live, "prices", {"tag": "a", "data": 9})
     evicted = compact(live, "prices", "last")
     assert (evicted.notes["unchanged"], evicted.appended) == (1, 2)
-    assert held(live, "last") == [*expected, null, ("a", 9, None, b"")]
+    assert records_of(live, "last") == [*expected, null, ("a", 9, None, b"")]

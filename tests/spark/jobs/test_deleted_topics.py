@@ -14,7 +14,7 @@ BEFORE: Heads = {"one": {"t": Head(1, 5, 7)}}
 
 
 @pytest.mark.parametrize(("now", "faults"), [({"one": {}}, 0), (BEFORE, 1)])
-def test_a_topic_that_left_the_offsets_is_a_fault_only_if_it_exists(
+def test_a_topic_that_is_missing_from_the_offsets_is_a_fault_only_if_it_exists(
     now: Heads, faults: int
 ) -> None:
     unused: Any = None

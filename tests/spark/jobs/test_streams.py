@@ -59,7 +59,7 @@ def test_a_following_job_runs_until_it_is_interrupted(
     live.make("followed", 3)
     found: list[tuple[int, int]] = []
 
-    def land(batch: DataFrame, number: int, query: str) -> None:
+    def collect(batch: DataFrame, number: int, query: str) -> None:
         assert query
         found.append((number, batch.count()))
 
@@ -73,7 +73,7 @@ def test_a_following_job_runs_until_it_is_interrupted(
 
     monkeypatch.setattr(streams, "_wait", wait)
     source = read_stream(spark, {"servers": live.url, "subscribe": "followed"})
-    run_batches(source, land, str(tmp_path), 0.1, QueryProgress())
+    run_batches(source, collect, str(tmp_path), 0.1, QueryProgress())
     assert found[:2] == [(0, 3), (1, 5)]
 
 
@@ -98,12 +98,12 @@ def test_an_interruption_of_a_job_that_does_not_follow_is_raised(
 def test_an_error_of_the_sink_is_raised(spark: SparkSession, live: Live, tmp_path: Path) -> None:
     live.make("refused", 1)
 
-    def land(batch: DataFrame, number: int, query: str) -> None:
+    def collect(batch: DataFrame, number: int, query: str) -> None:
         raise JobError("the sink says no")
 
     source = read_stream(spark, {"servers": live.url, "subscribe": "refused"})
     with pytest.raises(JobError, match=r"^the sink says no$"):
-        run_batches(source, land, str(tmp_path), None, QueryProgress())
+        run_batches(source, collect, str(tmp_path), None, QueryProgress())
 
 
 def test_each_batch_is_counted_once_and_idle_reports_are_not_counted() -> None:

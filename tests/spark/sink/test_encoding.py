@@ -169,7 +169,7 @@ def test_a_null_topic_is_refused_with_its_row() -> None:
     assert refusal.value.row == 1
 
 
-def test_a_map_of_headers_is_an_object() -> None:
+def test_a_map_of_headers_is_encoded_as_an_object() -> None:
     maps = pa.array(
         [[("a", 'say "é"\n'), ("b", None)], [], None], pa.map_(pa.string(), pa.string())
     )

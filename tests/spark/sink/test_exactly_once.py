@@ -117,13 +117,13 @@ def test_a_micro_batch_whose_commit_is_lost_is_replayed_without_a_duplicate(
     (point / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
     (source / "more.txt").write_text(killed_driver.line(3000))
     stream(df, live.url, point, topic="replayed")
-    assert commits[-1].exists(), "it was replayed"
+    assert commits[-1].exists(), "the lost batch was replayed"
     assert values(live, "replayed") == list(range(3001))
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_write_continues_after_a_kill_of_the_server(
-    spark: SparkSession, mortal: Live, tmp_path: Path
+    spark: SparkSession, restartable: Live, tmp_path: Path
 ) -> None:
     killed = tmp_path / "killed"
 
@@ -135,19 +135,19 @@ def test_a_write_continues_after_a_kill_of_the_server(
 
     def kill_and_restart() -> None:
         try:
-            wait_for_records(mortal.url, "rows")
-            mortal.server.kill()
+            wait_for_records(restartable.url, "rows")
+            restartable.server.kill()
         finally:
-            killed.touch()  # no task waits forever
-        mortal.server.start()
+            killed.touch()  # In any case, so that no task waits forever
+        restartable.server.start()
 
     with ThreadPoolExecutor(1) as pool:
         killer = pool.submit(kill_and_restart)
         df = spark.readStream.text(str(lines(tmp_path / "in")))
         halted = map_arrow(df, wait_half_way, "value string")
-        stream(halted, mortal.url, tmp_path / "point", topic="rows", batchRecords="50")
+        stream(halted, restartable.url, tmp_path / "point", topic="rows", batchRecords="50")
         killer.result()
-    assert values(mortal, "rows") == list(range(ROWS))
+    assert values(restartable, "rows") == list(range(ROWS))
 
 
 def test_a_killed_driver_resumes_without_a_duplicate(
@@ -190,11 +190,15 @@ def test_each_row_is_appended_once_despite_busy_responses_and_lost_connections(
 
 
 def test_a_query_stops_within_seconds_while_its_server_is_down(
-    spark: SparkSession, mortal: Live, tmp_path: Path
+    spark: SparkSession, restartable: Live, tmp_path: Path
 ) -> None:
     numbers = spark.readStream.format("rate").option("rowsPerSecond", "5").load()
     writer = numbers.selectExpr("to_json(array(value)) AS value").writeStream.format("topics")
-    options = {"servers": mortal.url, "topic": "rows", "checkpointLocation": str(tmp_path / "c")}
+    options = {
+        "servers": restartable.url,
+        "topic": "rows",
+        "checkpointLocation": str(tmp_path / "c"),
+    }
     query = writer.options(**options).start()
 
     def wait_for(is_reached: Callable[[], object]) -> None:
@@ -205,11 +209,11 @@ def test_a_query_stops_within_seconds_while_its_server_is_down(
             time.sleep(0.05)
 
     try:
-        wait_for(lambda: appended(mortal.url, "rows"))
-        mortal.server.kill()
+        wait_for(lambda: appended(restartable.url, "rows"))
+        restartable.server.kill()
         seen = len(query.recentProgress)
         wait_for(lambda: query.status["isTriggerActive"] and len(query.recentProgress) == seen)
     finally:
         stopping = ThreadPoolExecutor(1).submit(query.stop)
-    stopping.result(WAIT_S)  # it was ten minutes
+    stopping.result(WAIT_S)  # Retries would last ten minutes
     assert not query.isActive

@@ -54,7 +54,9 @@ def test_names_are_not_case_sensitive_and_options_can_be_pickled() -> None:
         ("kafka.acks", "all", "option kafka.acks is Kafka's and has no meaning for topics"),
     ],
 )
-def test_an_invalid_option_is_one_line_that_names_it(name: str, value: str, message: str) -> None:
+def test_an_invalid_option_is_reported_in_one_line_with_its_name(
+    name: str, value: str, message: str
+) -> None:
     with pytest.raises(BadOption) as refusal:
         SinkOptions.parse({"servers": "http://h:1", name: value})
     assert message in str(refusal.value)

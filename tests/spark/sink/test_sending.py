@@ -57,9 +57,9 @@ def test_each_topic_has_its_own_order_and_numbering(stub: StubServer) -> None:
     figures = Sender(options(stub, batchRecords="7"), BY_COLUMN, "s", 0).send(
         sliced(rows(100, names), 10)
     )
-    for place, name in enumerate(names):
-        assert values(stub, name) == list(range(place, 100, 3))
-        assert figures.topics[name].records == len(range(place, 100, 3))
+    for index, name in enumerate(names):
+        assert values(stub, name) == list(range(index, 100, 3))
+        assert figures.topics[name].records == len(range(index, 100, 3))
         assert figures.topics[name].requests == 10
     assert figures.warnings == []
 
@@ -70,11 +70,11 @@ def test_a_request_has_the_node_and_does_not_create_a_topic(
     stub.make("t", idempotency_window_ms=10**8)
     bodies, append = [], TopicsClient.append
 
-    def noted(self: TopicsClient, topic: str, body: bytes, count: int, key: str) -> Any:
+    def recording_append(self: TopicsClient, topic: str, body: bytes, count: int, key: str) -> Any:
         bodies.append(body)
         return append(self, topic, body, count, key)
 
-    monkeypatch.setattr(TopicsClient, "append", noted)
+    monkeypatch.setattr(TopicsClient, "append", recording_append)
     Sender(options(stub, topic="t", node='w"1'), TO_ONE, "s", 0).send([rows(2, ["t"])])
     assert bodies == [b'{"create":false,"node":"w\\"1","records":[{"data":0},{"data":1}]}']
 
@@ -96,7 +96,7 @@ def test_the_next_batch_is_encoded_while_a_request_is_in_flight(
     taken, append = threading.Event(), TopicsClient.append
 
     def wait_for_the_next(*arguments: Any) -> Any:
-        assert taken.wait(30), "it was not taken"
+        assert taken.wait(30), "the next batch was not requested"
         return append(*arguments)
 
     def batches() -> Iterator[Any]:
@@ -112,11 +112,11 @@ def test_the_next_batch_is_encoded_while_a_request_is_in_flight(
 def test_an_interrupt_does_not_wait_for_the_request_in_flight(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, may_continue = threading.Event(), threading.Event()
 
     def append(*_: object) -> None:
         begun.set()
-        goes_on.wait()
+        may_continue.wait()
 
     def batches() -> Iterator[Any]:
         yield rows(1, ["a"])
@@ -128,7 +128,7 @@ def test_an_interrupt_does_not_wait_for_the_request_in_flight(
     with pytest.raises(KeyboardInterrupt):
         Sender(options(stub, topic="a"), TO_ONE, "s", 0).send(batches())
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "append")
-    goes_on.set()
+    may_continue.set()
 
 
 def test_records_are_sent_to_the_server_of_their_topic() -> None:
@@ -138,10 +138,10 @@ def test_records_are_sent_to_the_server_of_their_topic() -> None:
         names = [f"t{number}" for number in range(8)]
         parsed = SinkOptions.parse({"servers": listed})
         Sender(parsed, BY_COLUMN, "s", 0).send([rows(80, names)])
-        placed = {name: Servers.parse(listed).owner(name).name for name in names}
-        assert set(placed.values()) == {"one", "two"}
+        owners = {name: Servers.parse(listed).owner(name).name for name in names}
+        assert set(owners.values()) == {"one", "two"}
         for name, stub in stubs.items():
-            assert set(stub.topics) == {topic for topic in names if placed[topic] == name}
+            assert set(stub.topics) == {topic for topic in names if owners[topic] == name}
 
 
 def test_a_second_attempt_appends_only_the_missing_records(stub: StubServer) -> None:
@@ -214,7 +214,7 @@ def test_a_topic_that_is_deleted_during_a_task_is_not_created_again(stub: StubSe
     assert "t" not in stub.topics
 
 
-def test_a_key_that_may_only_append_appends_to_a_topic_that_exists(locked: Live) -> None:
+def test_an_api_key_that_may_only_append_can_write_to_an_existing_topic(locked: Live) -> None:
     given = {"servers": locked.url, "apiKey": "writer"}
     by_option = SinkOptions.parse({**given, "topic": "spark.locked"})
     heads, places = plan(by_option, pytest.fail)

@@ -30,7 +30,7 @@ def options(stub: StubServer, **more: str) -> dict[str, str]:
 
 
 def nowhere() -> Connection:
-    """A connection to an unreachable server."""
+    """Return a connection to an unreachable server."""
     return Connection.parse({"servers": "http://127.0.0.1:1", "numRetries": "0"})
 
 
@@ -51,10 +51,10 @@ def in_task(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_a_batch_is_appended_with_a_summary_of_one_line(
     stub: StubServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = BatchWriter(options(stub, jobId="j"), SCHEMA, overwrite=False)
-    sent = pickle.loads(pickle.dumps(made))
+    planned = BatchWriter(options(stub, jobId="j"), SCHEMA, overwrite=False)
+    sent = pickle.loads(pickle.dumps(planned))
     messages = [sent.write(iter([rows(10)])), None]
-    made.commit([pickle.loads(pickle.dumps(message)) for message in messages])
+    planned.commit([pickle.loads(pickle.dumps(message)) for message in messages])
     message = capfd.readouterr().err
     assert message.startswith('topics: 10 records to topic "t" in ')
     assert message.endswith(" s, 1 requests, 0 retries, job j\n")
@@ -77,11 +77,11 @@ def test_only_writes_with_the_same_job_id_are_deduplicated(stub: StubServer) -> 
 def test_a_failed_write_reports_remaining_records_and_how_to_continue(
     stub: StubServer, capfd: pytest.CaptureFixture[str], job: dict[str, str], name: str
 ) -> None:
-    made = BatchWriter(options(stub, batchRecords="10", **job), SCHEMA, overwrite=False)
+    planned = BatchWriter(options(stub, batchRecords="10", **job), SCHEMA, overwrite=False)
     stub.faults.extend([None, Fault(status=500, code="internal")])
     with pytest.raises(ServerError):
-        made.write(iter([rows(20)]))
-    made.abort([None])
+        planned.write(iter([rows(20)]))
+    planned.abort([None])
     message = capfd.readouterr().err
     assert "topics: the write failed; about 10 records that it appended remain; " + name in message
     assert message.endswith("appends none of them twice\n")
@@ -90,11 +90,11 @@ def test_a_failed_write_reports_remaining_records_and_how_to_continue(
 def test_a_failed_write_without_records_is_reported_even_without_a_server(
     stub: StubServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = BatchWriter(options(stub), SCHEMA, overwrite=False)
-    made.abort([None])
+    planned = BatchWriter(options(stub), SCHEMA, overwrite=False)
+    planned.abort([None])
     assert capfd.readouterr().err == "topics: the write failed; nothing was appended\n"
-    made.options, made.places = replace(made.options, connection=nowhere()), {}
-    made.abort([None])
+    planned.options, planned.places = replace(planned.options, connection=nowhere()), {}
+    planned.abort([None])
     assert "the 0 records of its finished tasks remain" in capfd.readouterr().err
 
 
@@ -125,11 +125,11 @@ def test_a_stream_is_planned_without_its_server_and_a_task_opens_the_topic(
 ) -> None:
     in_task |= {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
     away = {"servers": "http://127.0.0.1:1", "topic": "t"}
-    made = StreamWriter(away, SCHEMA, overwrite=False)
-    made.options = replace(made.options, connection=Connection.parse({"servers": stub.url}))
-    made.write(iter([rows(10)]))
+    planned = StreamWriter(away, SCHEMA, overwrite=False)
+    planned.options = replace(planned.options, connection=Connection.parse({"servers": stub.url}))
+    planned.write(iter([rows(10)]))
     assert len(stub.topics["t"].records) == 10
-    assert stub.topics["t"].config["idempotency_window_ms"] == made.options.window_ms
+    assert stub.topics["t"].config["idempotency_window_ms"] == planned.options.window_ms
 
 
 def test_a_stream_has_no_job_id(stub: StubServer) -> None:
@@ -138,15 +138,15 @@ def test_a_stream_has_no_job_id(stub: StubServer) -> None:
 
 
 def test_query_and_number_identify_a_micro_batch(stub: StubServer, in_task: dict[str, str]) -> None:
-    made = StreamWriter(options(stub), SCHEMA, overwrite=False)
+    planned = StreamWriter(options(stub), SCHEMA, overwrite=False)
     for query, batch in (("q", "0"), ("q", "0"), ("q", "1"), ("r", "0")):
         in_task |= {"sql.streaming.queryId": query, "streaming.sql.batchId": batch}
-        made.write(iter([rows(10)]))
+        planned.write(iter([rows(10)]))
     assert len(stub.topics["t"].records) == 30
 
 
 @pytest.mark.usefixtures("in_task")
-def test_a_task_without_query_and_batch_appends_nothing(stub: StubServer) -> None:
+def test_a_task_without_query_and_batch_appends_no_record(stub: StubServer) -> None:
     with pytest.raises(JobError, match="does not pass query and batch"):
         StreamWriter(options(stub), SCHEMA, overwrite=False).write(iter([rows(10)]))
     assert stub.topics["t"].records == []
@@ -156,11 +156,11 @@ def test_a_stream_prints_warnings_once_and_remaining_records_of_a_failure(
     stub: StubServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stub.make("t", idempotency_window_ms=5000)
-    made = StreamWriter(options(stub), SCHEMA, overwrite=False)
-    made.commit([], 0)
-    made.commit([], 1)
+    planned = StreamWriter(options(stub), SCHEMA, overwrite=False)
+    planned.commit([], 0)
+    planned.commit([], 1)
     assert capfd.readouterr().err.count("for 5 s only") == 1
-    made.abort([None], 7)
+    planned.abort([None], 7)
     assert (
         "micro-batch 7 failed; the 0 records of its finished tasks remain" in capfd.readouterr().err
     )

@@ -23,40 +23,40 @@ def reader_of(live: Live, **given: str) -> BatchReader:
     return BatchReader(options, Columns(schema_of(options.columns)))
 
 
-def parts_of(made: BatchReader) -> list[Range]:
-    parts = [part.ranges for part in made.partitions() if isinstance(part, RangePartition)]
+def parts_of(reader: BatchReader) -> list[Range]:
+    parts = [part.ranges for part in reader.partitions() if isinstance(part, RangePartition)]
     return [found for part in parts for found in part]
 
 
-def ranges(made: BatchReader) -> list[tuple[str, int, int]]:
-    return [(found.topic, found.after, found.last) for found in parts_of(made)]
+def ranges(reader: BatchReader) -> list[tuple[str, int, int]]:
+    return [(found.topic, found.after, found.last) for found in parts_of(reader)]
 
 
-def offsets(made: BatchReader, parts: list[Any]) -> list[int]:
-    made = pickle.loads(pickle.dumps(made))
-    return [seq for part in parts for batch in made.read(part) for seq in batch[0].to_pylist()]
+def offsets(reader: BatchReader, parts: list[Any]) -> list[int]:
+    reader = pickle.loads(pickle.dumps(reader))
+    return [seq for part in parts for batch in reader.read(part) for seq in batch[0].to_pylist()]
 
 
 def test_existing_records_are_read_in_several_partitions(live: Live) -> None:
     live.make("batch.parts", 100)
-    made = reader_of(live, subscribe="batch.parts", maxRecordsPerPartition="40")
-    parts = made.partitions()
+    reader = reader_of(live, subscribe="batch.parts", maxRecordsPerPartition="40")
+    parts = reader.partitions()
     assert len(parts) == 3
-    assert offsets(made, parts) == list(range(1, 101))
+    assert offsets(reader, parts) == list(range(1, 101))
 
 
 def test_a_read_does_not_include_records_appended_after_planning(live: Live) -> None:
     live.make("batch.fixed", 10)
-    made = reader_of(live, subscribe="batch.fixed")
-    parts = made.partitions()
+    reader = reader_of(live, subscribe="batch.fixed")
+    parts = reader.partitions()
     live.append("batch.fixed", range(11, 21))
-    assert offsets(made, parts) == offsets(made, parts) == list(range(1, 11))
+    assert offsets(reader, parts) == offsets(reader, parts) == list(range(1, 11))
 
 
 def test_only_an_explicit_start_below_the_earliest_record_is_a_loss(live: Live) -> None:
     live.make("batch.evicted", 10, cap_records=4)
-    made = reader_of(live, subscribe="batch.evicted")
-    assert offsets(made, made.partitions()) == [7, 8, 9, 10]
+    reader = reader_of(live, subscribe="batch.evicted")
+    assert offsets(reader, reader.partitions()) == [7, 8, 9, 10]
     early = reader_of(live, subscribe="batch.evicted", startingOffsets='{"batch.evicted": 5}')
     with pytest.raises(DataLost, match="offsets 5 to 6 are lost"):
         offsets(early, early.partitions())
@@ -64,11 +64,11 @@ def test_only_an_explicit_start_below_the_earliest_record_is_a_loss(live: Live) 
 
 def test_records_evicted_after_planning_are_a_loss(live: Live) -> None:
     live.make("batch.race", 4, cap_records=4)
-    made = reader_of(live, subscribe="batch.race")
-    parts = made.partitions()
+    reader = reader_of(live, subscribe="batch.race")
+    parts = reader.partitions()
     live.append("batch.race", range(5, 8))
     with pytest.raises(DataLost, match=r'"batch.race" on server one: offsets 1 to 3 are lost'):
-        offsets(made, parts)
+        offsets(reader, parts)
     lenient = reader_of(live, subscribe="batch.race", failOnDataLoss="false")
     assert offsets(lenient, parts) == [4]
 
@@ -104,7 +104,7 @@ def test_timestamps_select_offsets(live: Live) -> None:
     assert ranges(both) == [("batch.times", 3, 5)]
 
 
-def test_a_start_time_above_an_end_offset_reads_nothing_and_warns(
+def test_a_start_time_above_an_end_offset_reads_no_record_and_warns(
     live: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
     live.make("batch.crossed", 3)
@@ -120,14 +120,16 @@ def test_a_start_time_above_an_end_offset_reads_nothing_and_warns(
 def test_a_pattern_reads_all_matching_topics(live: Live) -> None:
     live.make("batch.p.a", 3)
     live.make("batch.p.b", 2)
-    made = reader_of(live, subscribePattern=r"batch\.p\..")
-    assert ranges(made) == [("batch.p.a", 0, 3), ("batch.p.b", 0, 2)]
+    reader = reader_of(live, subscribePattern=r"batch\.p\..")
+    assert ranges(reader) == [("batch.p.a", 0, 3), ("batch.p.b", 0, 2)]
     assert ranges(reader_of(live, subscribePattern="batch.none.*")) == []
 
 
-def test_the_same_topic_on_two_servers_is_read_on_both(live: Live, mortal: Live) -> None:
+def test_the_same_topic_on_two_servers_is_read_on_both(live: Live, restartable: Live) -> None:
     live.make("batch.two", 3)
-    mortal.make("batch.two", 2)
-    made = reader_of(live, servers=f"a={live.url},b={mortal.url}", subscribePattern="batch.two")
-    assert [(found.server, found.last) for found in parts_of(made)] == [("a", 3), ("b", 2)]
-    assert offsets(made, made.partitions()) == [1, 2, 3, 1, 2]
+    restartable.make("batch.two", 2)
+    reader = reader_of(
+        live, servers=f"a={live.url},b={restartable.url}", subscribePattern="batch.two"
+    )
+    assert [(found.server, found.last) for found in parts_of(reader)] == [("a", 3), ("b", 2)]
+    assert offsets(reader, reader.partitions()) == [1, 2, 3, 1, 2]

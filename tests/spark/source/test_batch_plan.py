@@ -76,12 +76,12 @@ def logs(draw: st.DrawFn) -> Log:
 @st.composite
 def bound(draw: st.DrawFn, side: str, topics: list[str]) -> dict[str, str]:
     """Return one way to specify a start or an end, or none."""
-    word = "earliest" if side == "starting" else "latest"
+    keyword = "earliest" if side == "starting" else "latest"
     special = -2 if side == "starting" else -1
     named = st.dictionaries(st.sampled_from(topics), st.integers(0, 32), min_size=1)
-    kind = draw(st.sampled_from(["", "word", "offsets", "nested", "time", "times"]))
-    if kind == "word":
-        return {f"{side}Offsets": word}
+    kind = draw(st.sampled_from(["", "keyword", "offsets", "nested", "time", "times"]))
+    if kind == "keyword":
+        return {f"{side}Offsets": keyword}
     if kind == "time":
         return {f"{side}Timestamp": str(draw(st.integers(0, 32)))}
     if kind == "times":
@@ -145,14 +145,14 @@ def test_a_batch_read_plans_the_records_between_its_bounds_and_no_others(
 ) -> None:
     topics = sorted(logs_of)
     options = data.draw(bound("starting", topics)) | data.draw(bound("ending", topics))
-    what = {"subscribePattern": "[abc]"} if pattern else {"subscribe": ",".join(topics)}
+    topic_options = {"subscribePattern": "[abc]"} if pattern else {"subscribe": ",".join(topics)}
     sizes = {"maxRecordsPerPartition": str(max_records), "minPartitions": str(min_tasks)}
 
     def planned() -> list[tuple[str, int]] | str:
         with patch.object(Clients, "of", lambda *_: FakeClient(logs_of)):
             try:
                 read = ReadOptions.parse(
-                    {"servers": "http://h:1"} | what | options | sizes, "batch"
+                    {"servers": "http://h:1"} | topic_options | options | sizes, "batch"
                 )
                 tasks = reading.BatchReader(read, Columns(schema_of(()))).partitions()
             except BadOption:

@@ -61,7 +61,7 @@ def test_the_epoch_is_a_column_if_it_is_named() -> None:
     assert rows("epoch BIGINT, offset BIGINT", PLAIN) == [{"epoch": 9, "offset": 7}]
 
 
-def test_all_columns_of_a_record() -> None:
+def test_each_column_contains_a_field_of_the_record() -> None:
     plain, full = rows(SCHEMA, PLAIN, FULL)
     assert full.pop("timestamp") == plain.pop("timestamp")
     assert plain == {

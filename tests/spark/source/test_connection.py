@@ -127,7 +127,7 @@ def test_the_key_is_pickled_but_never_printed() -> None:
         ({"readTimeoutMs": "0"}, "option readTimeoutMs is 0; it is at least 1"),
     ],
 )
-def test_an_invalid_option_is_one_clear_line(options: dict[str, str], message: str) -> None:
+def test_an_invalid_option_is_reported_in_one_line(options: dict[str, str], message: str) -> None:
     with pytest.raises(BadOption) as caught:
         Connection.parse({"servers": URL} | options if "url" not in options else options)
     assert message in str(caught.value)
@@ -141,7 +141,7 @@ def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
         Connection.parse({"servers": URL, "apiKeyFile": str(tmp_path / "key")})
 
 
-def test_numbers_flags_and_choices() -> None:
+def test_numbers_flags_and_choices_are_parsed_and_have_defaults() -> None:
     options = {"minpartitions": " 7", "failondataloss": "FALSE", "durability": "Fsync"}
     options["createtopic"] = "maybe"
     assert (Given(options).number("minPartitions"), Given({}).number("minPartitions")) == (7, 1)
@@ -221,11 +221,11 @@ def test_a_topic_is_located_on_any_server_and_created_by_its_name(stub: StubServ
 def test_the_default_retries_last_almost_ten_minutes() -> None:
     connection = Connection.parse({"servers": URL})
     attempts = Attempts(connection.retry())
-    nobody = ConnectionLost("refused", was_sent=False)
-    pauses = sum(attempts.pause_after(nobody) for _ in range(RETRIES))
+    refused = ConnectionLost("refused", was_sent=False)
+    pauses = sum(attempts.pause_after(refused) for _ in range(RETRIES))
     assert 8 * 60 < pauses < 11 * 60
     with pytest.raises(ConnectionLost):
-        attempts.pause_after(nobody)
+        attempts.pause_after(refused)
 
 
 @pytest.fixture
@@ -287,7 +287,9 @@ def test_certificates_are_read_from_the_files_of_the_options(tls: str, tmp_path:
         ({"certFile": "/nowhere", "servers": URL}, "servers with https:// addresses"),
     ],
 )
-def test_invalid_files_of_certificates_are_one_line(options: dict[str, str], message: str) -> None:
+def test_invalid_certificate_files_are_reported_in_one_line(
+    options: dict[str, str], message: str
+) -> None:
     with pytest.raises(BadOption) as caught:
         Connection.parse({"servers": "https://h:1"} | options)
     assert message in str(caught.value)

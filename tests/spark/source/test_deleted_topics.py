@@ -78,7 +78,7 @@ class ModelClient:
     def state(self, topic: str) -> TopicState | None:
         return topic_state(topic, 0, 1, 1) if topic in self._topics() else None
 
-    def diff(self, topic: str, *, from_seq: int, limit: int, **_asked: Any) -> Page:
+    def diff(self, topic: str, *, from_seq: int, limit: int, **_fields: Any) -> Page:
         if topic not in self._topics():
             raise RequestError(topic, 404, "topic_not_found", "")
         epoch, times = self._server.topics[topic]
@@ -92,22 +92,22 @@ class ModelClient:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModelServer]:
-    made = {"a": ModelServer(), "b": ModelServer()}
+    created = {"a": ModelServer(), "b": ModelServer()}
 
     def client(connection: Connection, server: Server, *_budget: Any) -> ModelClient:
-        return ModelClient(made[server.name])
+        return ModelClient(created[server.name])
 
     monkeypatch.setattr(Connection, "client", client)
-    return made
+    return created
 
 
 def reader(*, strict: bool) -> StreamReader:
     given = {"servers": "a=http://h:1,b=http://h:2", "subscribePattern": r"t\d+"}
     given |= {"columns": "partition,topic,timestamp", "startingOffsets": "earliest"}
     options = ReadOptions.parse(given | {"failOnDataLoss": str(strict).lower()}, "stream")
-    made = StreamReader(options, Columns(schema_of(options.columns)))
-    made._sleep = lambda seconds: None
-    return made
+    created = StreamReader(options, Columns(schema_of(options.columns)))
+    created._sleep = lambda seconds: None
+    return created
 
 
 class Query:
@@ -142,10 +142,10 @@ class Walk:
     """
 
     def __init__(self, servers: dict[str, ModelServer], seed: int, *, strict: bool) -> None:
-        self.chance, self.servers, self.query = random.Random(seed), servers, Query(strict=strict)
+        self.rng, self.servers, self.query = random.Random(seed), servers, Query(strict=strict)
         self.seen: set[RecordId] = set()
         self.known: set[RecordId] = set()
-        self.deleted: set[tuple[str, str]] = set()  # and still in the offsets
+        self.deleted: set[tuple[str, str]] = set()  # but still in the offsets
         self.recreated = 0
 
     def live(self, *, up: bool = False) -> set[RecordId]:
@@ -161,14 +161,14 @@ class Walk:
         return {(name, topic) for name, topics in self.query.at.items() for topic in topics}
 
     def step(self) -> None:
-        name, topic = self.chance.choice("ab"), self.chance.choice(NAMES)
+        name, topic = self.rng.choice("ab"), self.rng.choice(NAMES)
         server = self.servers[name]
-        match self.chance.choice([*["append"] * 4, *["batch"] * 5, "delete", "restart", "switch"]):
+        match self.rng.choice([*["append"] * 4, *["batch"] * 5, "delete", "restart", "switch"]):
             case "append":
                 self.recreated += topic not in server.topics and (name, topic) in self.deleted
-                server.append(topic, self.chance.randint(1, 5))
+                server.append(topic, self.rng.randint(1, 5))
             case "batch":
-                self.batch(self.chance.choice([1, 4, 1000]))
+                self.batch(self.rng.choice([1, 4, 1000]))
             case "delete" if topic in server.topics:
                 del server.topics[topic]
                 self.deleted |= {(name, topic)} & self.positions()
@@ -198,12 +198,12 @@ def test_every_record_is_read_once_and_known_unread_records_are_reported(
 ) -> None:
     lost: Counter[tuple[str, str]] = Counter()
 
-    def noted(options: ReadOptions, server: str, topic: str, loss: Loss) -> None:
+    def record_loss(options: ReadOptions, server: str, topic: str, loss: Loss) -> None:
         lost[server, topic] += loss.estimate
         if strict:
             reading.report(options, server, topic, loss)
 
-    monkeypatch.setattr(stream, "report", noted)
+    monkeypatch.setattr(stream, "report", record_loss)
     monkeypatch.setattr(stream, "warn", lambda text: None)
     outcomes: Counter[str] = Counter()
     for seed in range(WALKS):
@@ -253,7 +253,7 @@ def test_the_offsets_stay_small_after_1200_short_lived_topics(
     assert (query.reader.reportLatestOffset() or {})["a"] == {}
 
 
-def test_a_deletion_is_a_batch_without_records_and_the_next_one_is_idle(
+def test_a_deletion_creates_a_batch_without_records_and_the_next_batch_is_idle(
     servers: dict[str, ModelServer],
 ) -> None:
     query = Query(strict=True)
@@ -272,7 +272,9 @@ def test_a_deletion_is_a_batch_without_records_and_the_next_one_is_idle(
     assert len(query.read) == 3
 
 
-def test_a_query_that_ends_drops_positions_too(servers: dict[str, ModelServer]) -> None:
+def test_an_available_now_query_drops_the_positions_of_deleted_topics(
+    servers: dict[str, ModelServer],
+) -> None:
     query = Query(strict=True)
     servers["a"].append("t1")
     servers["a"].append("t2")

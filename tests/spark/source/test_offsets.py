@@ -44,7 +44,7 @@ def test_a_start_is_inclusive_and_an_end_is_exclusive() -> None:
         ('{"orders": {"0": 7}}', LATEST, LATEST),
     ],
 )
-def test_bounds_are_words_or_json(text: str, orders: int, others: int) -> None:
+def test_bounds_are_keywords_or_json(text: str, orders: int, others: int) -> None:
     bounds = Bounds.parse("startingOffsets", text, LATEST)
     assert (bounds.of("orders", 1), bounds.of("others", 1)) == (orders, others)
 

@@ -162,7 +162,7 @@ def test_the_prefix_excludes_no_match(pattern: str, name: str) -> None:
         ("batch", {"path": "a"}, "give .option('subscribe', 'a') and call .load()"),
     ],
 )
-def test_an_invalid_option_is_one_clear_line(
+def test_an_invalid_option_is_reported_in_one_line(
     kind: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(BadOption) as caught:

@@ -96,7 +96,7 @@ def test_a_batch_reads_the_ranges_between_its_offsets() -> None:
     assert ranges_between(start, end) == [Range("s", "a", 3, 8, 7)]
 
 
-def test_a_new_topic_enters_before_its_earliest_record() -> None:
+def test_the_first_position_of_a_new_topic_is_before_its_earliest_record() -> None:
     heads: Heads = {"s": {"new": HEAD}}
     entered = advance({}, steps({}, heads, {}, ignore), None)
     assert entered == {"s": {"new": Position(10, 7, head=10)}}
@@ -149,7 +149,7 @@ def test_a_server_without_a_reply_keeps_its_positions() -> None:
     assert end == {"down": {"t": Position(30, 6)}, "s": {"t": Position(50, 7, head=50)}}
 
 
-def test_a_head_below_the_position_changes_nothing() -> None:
+def test_a_head_below_the_position_does_not_change_the_position() -> None:
     start: Offsets = {"s": {"t": Position(60, 7)}}
     found = steps(start, {"s": {"t": HEAD}}, {}, ignore)
     assert [step.lag for step in found] == [0]
@@ -165,10 +165,10 @@ def test_a_position_contains_the_head_of_its_last_change() -> None:
     assert advance(moved, steps(moved, later, later, ignore), None) == moved
 
 
-@pytest.mark.parametrize(("left", "at"), [(20, Position(20, 7, 4)), (26, Position(25, 7, 3))])
-def test_a_rewound_log_is_read_again_from_its_end(left: int, at: Position) -> None:
+@pytest.mark.parametrize(("end_seq", "at"), [(20, Position(20, 7, 4)), (26, Position(25, 7, 3))])
+def test_a_rewound_log_is_read_again_from_its_end(end_seq: int, at: Position) -> None:
     start: Offsets = {"s": {"t": Position(25, 7, 1, head=28, head_ts=9)}}
-    step = rewind(Step("s", "t", start["s"]["t"], 40, 9), left)
+    step = rewind(Step("s", "t", start["s"]["t"], 40, 9), end_seq)
     end = advance(start, [step], None)
     assert (step.lag, end["s"]["t"]) == (0, at._replace(head=at.seq))
     assert ranges_between(start, end) == []

@@ -64,10 +64,10 @@ def test_the_ranges_of_a_task_are_read_in_order_over_one_connection_into_few_bat
         assert [batch.num_rows for batch in batches] == counts
         rows = [row.values() for batch in batches for row in batch.to_pylist()]
         assert [tuple(row) for row in rows] == planned
-    assert [(made.connections, requests[made]) for made in clients] == [(1, 5)] * 3
+    assert [(each.connections, requests[each]) for each in clients] == [(1, 5)] * 3
 
 
-def test_records_of_a_node_are_left_out(live: Live) -> None:
+def test_records_of_the_excluded_node_are_not_read(live: Live) -> None:
     live.make("reading.node", 2)
     live.append("reading.node", [3], node="mine")
     live.append("reading.node", [4], node="other")
@@ -76,7 +76,7 @@ def test_records_of_a_node_are_left_out(live: Live) -> None:
     assert table["offset"].to_pylist() == [1, 2, 4]
 
 
-def test_a_partition_that_spark_makes_is_empty(live: Live) -> None:
+def test_a_partition_without_ranges_contains_no_records(live: Live) -> None:
     given = options(live, "reading.absent")
     assert (
         list(read_partition(InputPartition(None), given, Columns(schema_of(given.columns)))) == []

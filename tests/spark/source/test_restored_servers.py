@@ -94,7 +94,7 @@ class Walk:
     """A random walk of a stream and its server. ``read`` are the records of the stream."""
 
     def __init__(self, log: Log, seed: int, *, strict: bool) -> None:
-        self.chance, self.log = random.Random(seed), log
+        self.rng, self.log = random.Random(seed), log
         self.kept = log.copy()
         given = {"columns": "offset,timestamp", "startingOffsets": "earliest"}
         given |= {"servers": "one=http://h:1", "subscribePattern": TOPIC}
@@ -110,19 +110,19 @@ class Walk:
         self.reader._sleep = lambda seconds: None
 
     def step(self) -> None:
-        log, chance = self.log, self.chance
-        match chance.choice(["append"] * 3 + ["batch"] * 4 + ["copy", "delete", "restore", "stop"]):
+        log, rng = self.log, self.rng
+        match rng.choice(["append"] * 3 + ["batch"] * 4 + ["copy", "delete", "restore", "stop"]):
             case "append":
-                log.append(chance.randint(1, 6))
+                log.append(rng.randint(1, 6))
             case "batch":
-                self.batch(chance.choice([1, 3, 100]))
+                self.batch(rng.choice([1, 3, 100]))
             case "copy":
                 self.kept = log.copy()
             case "delete":
-                some = {seq for seq in log.live if chance.random() < 0.2}
+                some = {seq for seq in log.live if rng.random() < 0.2}
                 log.live -= some
                 self.deleted |= {(seq, log.times[seq]) for seq in some}
-            case "restore" if chance.random() < 0.5:
+            case "restore" if rng.random() < 0.5:
                 log.restore(self.kept)
                 self.restored += 1
             case "stop":
@@ -130,9 +130,9 @@ class Walk:
 
     def batch(self, limit: int, *, grows: bool = True) -> None:
         end = self.reader.latestOffset(self.at, ReadMaxRows(limit))
-        for _ in range(self.chance.choice([1, 1, 2])):  # repeated after a crash
+        for _ in range(self.rng.choice([1, 1, 2])):  # repeated after a crash
             self.take(end)
-            if grows and self.chance.random() < 0.1:
+            if grows and self.rng.random() < 0.1:
                 self.log.append(1)
         self.at = end
 
@@ -174,48 +174,48 @@ def test_every_record_is_read_or_its_loss_is_reported(
 
 @pytest.mark.parametrize("grown", [0, 9])
 def test_a_stream_continues_with_a_restored_server(
-    mortal: Live, tmp_path: Path, grown: int, capfd: pytest.CaptureFixture[str]
+    restartable: Live, tmp_path: Path, grown: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server, kept = mortal.server, tmp_path / "kept"
-    mortal.make("restored", 3)
-    with query(mortal, subscribe="restored", failOnDataLoss="false") as running:
+    server, kept = restartable.server, tmp_path / "kept"
+    restartable.make("restored", 3)
+    with query(restartable, subscribe="restored", failOnDataLoss="false") as running:
         assert running.seqs() == [1, 2, 3]
         server.stop()
         shutil.copytree(server.data_dir, kept)
         server.start()
-        mortal.append("restored", range(4, 9))
+        restartable.append("restored", range(4, 9))
         assert running.seqs() == [4, 5, 6, 7, 8]
         server.kill()
         shutil.rmtree(server.data_dir)
         shutil.copytree(kept, server.data_dir)
         server.start()
         if grown:
-            mortal.append("restored", range(4, 4 + grown))
+            restartable.append("restored", range(4, 4 + grown))
         message = "an older state, as after the restore of a backup, .* offsets from 4 are lost"
         with (
-            query(mortal, running.at, subscribe="restored") as strict,
+            query(restartable, running.at, subscribe="restored") as strict,
             pytest.raises(DataLost, match=message),
         ):
             strict.plan()
         assert running.seqs() == []
         assert running.seqs() == [*range(4, 4 + grown)]
-        mortal.append("restored", [0])
+        restartable.append("restored", [0])
         assert running.seqs() == [4 + grown]
     assert capfd.readouterr().err.count("restore of a backup") == 1
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_a_stream_continues_with_a_promoted_standby(
-    mortal: Live, tmp_path: Path, is_strict: bool, capfd: pytest.CaptureFixture[str]
+    restartable: Live, tmp_path: Path, is_strict: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server, copy, topic = mortal.server, Standby(tmp_path / "copy"), f"promoted-{is_strict}"
-    mortal.make(topic, 3)
+    server, copy, topic = restartable.server, Standby(tmp_path / "copy"), f"promoted-{is_strict}"
+    restartable.make(topic, 3)
     strict = str(is_strict).lower()
-    with query(mortal, subscribe=topic, failOnDataLoss=strict) as running:
+    with query(restartable, subscribe=topic, failOnDataLoss=strict) as running:
         assert running.seqs() == [1, 2, 3]
-        run = ["--url", mortal.url, "-q", "standby", "run", str(copy.path), "--once"]
+        run = ["--url", restartable.url, "-q", "standby", "run", str(copy.path), "--once"]
         assert cli.main(run) == 0
-        mortal.append(topic, range(4, 9))
+        restartable.append(topic, range(4, 9))
         assert running.seqs() == [4, 5, 6, 7, 8]
         server.kill()
         with copy.lock():
@@ -223,7 +223,7 @@ def test_a_stream_continues_with_a_promoted_standby(
         shutil.rmtree(server.data_dir)
         shutil.copytree(copy.path, server.data_dir)
         server.start()
-        last = mortal.append(topic, [9])
+        last = restartable.append(topic, [9])
         assert last > 60_000_000
         # The records 4 to 8 were read before the server was lost. Their seqs are not used again.
         if is_strict:
@@ -232,17 +232,17 @@ def test_a_stream_continues_with_a_promoted_standby(
             return
         assert running.seqs() == [last]
     assert "offsets 9 to " in capfd.readouterr().err
-    _check_that_the_gap_costs_no_tasks(mortal, topic, last)
+    _check_that_the_gap_costs_no_tasks(restartable, topic, last)
     assert 1 <= capfd.readouterr().err.count(" are lost") <= 9
 
 
 def _check_that_the_gap_costs_no_tasks(live: Live, topic: str, last: int) -> None:
     """Read a topic whose seqs 4 to ``last`` - 1 are lost, from its start."""
     options = {"subscribe": topic, "failOnDataLoss": "false"}
-    made = reader_of(live, **options)
-    parts = made.partitions()
+    reader = reader_of(live, **options)
+    parts = reader.partitions()
     assert len(parts) <= 3
-    assert offsets(made, parts) == [1, 2, 3, last]
+    assert offsets(reader, parts) == [1, 2, 3, last]
     with pytest.raises(DataLost, match=f"to {last - 1} are lost"):
         reader_of(live, subscribe=topic).partitions()
     for limit in ("1000000000000", "1000000", "2"):

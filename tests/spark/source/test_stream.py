@@ -54,7 +54,9 @@ class Query:
             assert isinstance(part, RangePartition)
             for batch in executor.read(part):
                 rows = zip(*(column.to_pylist() for column in batch), strict=True)
-                found += [(names[place], topic, offset) for place, topic, offset in rows]
+                found += [
+                    (names[server_index], topic, offset) for server_index, topic, offset in rows
+                ]
         return found
 
     def batch(self, limit: ReadLimit | None = None) -> list[Row]:
@@ -201,7 +203,7 @@ def test_a_recreated_topic_is_detected(live: Live, capfd: pytest.CaptureFixture[
         assert state.epoch == epoch
 
 
-def test_a_deleted_topic_of_a_pattern_leaves_the_offsets_and_is_new_when_it_is_recreated(
+def test_a_deleted_topic_of_a_pattern_is_dropped_from_the_offsets_and_is_new_when_recreated(
     live: Live,
 ) -> None:
     pattern = {"subscribePattern": r"stream\.short\..*"}
@@ -282,10 +284,10 @@ def test_a_renamed_server_is_detected(live: Live, capfd: pytest.CaptureFixture[s
 
 
 def test_a_stream_reads_from_one_server_while_the_other_is_down(
-    live: Live, mortal: Live, capfd: pytest.CaptureFixture[str]
+    live: Live, restartable: Live, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    servers = f"a={live.url},b={mortal.url}"
-    for server in (live, mortal):
+    servers = f"a={live.url},b={restartable.url}"
+    for server in (live, restartable):
         server.make("stream.two", 2)
     with query(live, servers=servers, subscribePattern=r"stream\.two") as running:
         assert running.batch() == [
@@ -294,23 +296,23 @@ def test_a_stream_reads_from_one_server_while_the_other_is_down(
             ("b", "stream.two", 1),
             ("b", "stream.two", 2),
         ]
-        mortal.append("stream.two", [3])
-        mortal.server.kill()
+        restartable.append("stream.two", [3])
+        restartable.server.kill()
         live.append("stream.two", [3, 4])
         assert running.batch() == [("a", "stream.two", 3), ("a", "stream.two", 4)]
         assert running.batch() == []
         assert capfd.readouterr().err.count("server b (http") == 1
-        mortal.server.start()
+        restartable.server.start()
         assert running.batch() == [("b", "stream.two", 3)]
 
 
-def test_a_stream_waits_for_its_only_server(mortal: Live) -> None:
-    mortal.make("stream.only", 2)
-    with query(mortal, subscribe="stream.only") as running:
+def test_a_stream_waits_for_its_only_server(restartable: Live) -> None:
+    restartable.make("stream.only", 2)
+    with query(restartable, subscribe="stream.only") as running:
         running.batch()
-        mortal.append("stream.only", [3])
-        mortal.server.kill()
-        again = threading.Timer(1.0, mortal.server.start)
+        restartable.append("stream.only", [3])
+        restartable.server.kill()
+        again = threading.Timer(1.0, restartable.server.start)
         again.start()
         try:
             assert running.seqs() == [3]

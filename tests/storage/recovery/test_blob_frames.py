@@ -32,7 +32,7 @@ from topics.storage.wal.blobs import blob_name, check_blob
 
 
 @pytest.fixture(autouse=True)
-def _by_hand() -> Iterator[None]:
+def _stepped() -> Iterator[None]:
     with stepped(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "LIMITS", msgspec.structs.replace(LIMITS, batch_records=100_000))
         yield
@@ -83,8 +83,8 @@ def test_the_frame_of_a_streamed_append_can_be_rebuilt_from_its_blob(
     assert frame is not None
     data = log_files(path)[0].read_bytes()
     seed = 0
-    made = b"".join(map(bytes, encode_frame(frame, header.lsn, header.durable_lsn, seed)))
-    assert made[8:] == data[offset + 8 : offset + len(made)], "all but the salted checksum"
+    encoded = b"".join(map(bytes, encode_frame(frame, header.lsn, header.durable_lsn, seed)))
+    assert encoded[8:] == data[offset + 8 : offset + len(encoded)], "all but the salted checksum"
     flip(blob, random.Random(len(records)).randrange(blob.stat().st_size))
     with pytest.raises(BadBlob):
         check_blob(blob)
@@ -92,7 +92,7 @@ def test_the_frame_of_a_streamed_append_can_be_rebuilt_from_its_blob(
     shutil.rmtree(path)
 
 
-def shown(client: Client) -> dict[str, dict[int, Any]]:
+def records_by_topic(client: Client) -> dict[str, dict[int, Any]]:
     """Return all records by topic and seq."""
     found: dict[str, dict[int, Any]] = {}
     for name in client.engine.topics:
@@ -136,7 +136,7 @@ def test_a_streamed_append_with_a_destroyed_frame_is_recovered_from_its_blob(
     client.put("long")
     append_streamed(client, "long", *range(20_000), node="n")
     client.append("a", 2)
-    before = shown(client)
+    before = records_by_topic(client)
     restarted(client, tmp_path)
     offset, header = external(tmp_path)
     path = log_files(tmp_path)[0]
@@ -150,7 +150,7 @@ def test_a_streamed_append_with_a_destroyed_frame_is_recovered_from_its_blob(
     assert 'topic "long": seqs 1 to 20000 are kept, from a blob' in lines
     assert not findings(tmp_path)
     client = opened(tmp_path)
-    assert shown(client) == before
+    assert records_by_topic(client) == before
     assert client.append("long", "next")[0] == 20_001
     client.kill()
 
@@ -185,9 +185,11 @@ def test_a_repair_keeps_a_blob_that_no_frame_names_as_a_damaged_file(tmp_path: P
     blob = append_streamed(client, "long", *range(2_000))
     client.append("other", 2)
     restarted(client, tmp_path)
-    made = frames(tmp_path, FrameKind.TOPIC)[-1][0]
+    topic_offset = frames(tmp_path, FrameKind.TOPIC)[-1][0]
     data = bytearray(log_files(tmp_path)[0].read_bytes())
-    data[made + 8 : external(tmp_path)[0] + 64] = b"?" * (external(tmp_path)[0] + 56 - made)
+    data[topic_offset + 8 : external(tmp_path)[0] + 64] = b"?" * (
+        external(tmp_path)[0] + 56 - topic_offset
+    )
     log_files(tmp_path)[0].write_bytes(data)
     content = blob.read_bytes()
     lines = repaired(tmp_path)
@@ -198,7 +200,7 @@ def test_a_repair_keeps_a_blob_that_no_frame_names_as_a_damaged_file(tmp_path: P
     assert blob.with_name(f"{blob.name}.damaged").read_bytes() == content
 
 
-HOW = ("intact", "flipped", "cut", "missing")
+BLOB_STATES = ("intact", "flipped", "cut", "missing")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -206,7 +208,7 @@ def test_no_acknowledged_seq_is_assigned_again_after_any_damage(tmp_path: Path, 
     rng, path = random.Random(seed), tmp_path
     count = rng.choice([1, 40, 12_000])
     client = busy_log(path, count)
-    before = shown(client)
+    before = records_by_topic(client)
     heads = {name: topic.head_seq for name, topic in client.engine.topics.items()}
     blobs = sorted(client.wal.blobs.added())
     restarted(client, path)
@@ -220,12 +222,15 @@ def test_no_acknowledged_seq_is_assigned_again_after_any_damage(tmp_path: Path, 
     file.write_bytes(data)
     intact = set[int]()
     for (topic_id, first_seq), records in zip(blobs, (count, 3), strict=True):
-        blob, how = path / "blob" / "00" / blob_name(topic_id, first_seq), rng.choice(HOW)
-        if how == "flipped":
+        blob, blob_state = (
+            path / "blob" / "00" / blob_name(topic_id, first_seq),
+            rng.choice(BLOB_STATES),
+        )
+        if blob_state == "flipped":
             flip(blob, rng.randrange(blob.stat().st_size))
-        elif how == "cut":
+        elif blob_state == "cut":
             blob.write_bytes(blob.read_bytes()[:-5])
-        elif how == "missing":
+        elif blob_state == "missing":
             blob.unlink()
         else:
             intact |= {*range(first_seq, first_seq + records)}
@@ -234,16 +239,19 @@ def test_no_acknowledged_seq_is_assigned_again_after_any_damage(tmp_path: Path, 
     repair.apply()
     assert not findings(path)
     client = opened(path)
-    after = shown(client)
+    after = records_by_topic(client)
     assert {*after} == {*before}
     for name in after:
         assert client.append(name, "next")[0] > heads[name], name
         assert after[name].items() <= before[name].items()
-    assert intact <= {*after["long"]}, "what a blob has is there"
+    assert intact <= {*after["long"]}, "the records of intact blobs remain"
     client.kill()
 
 
 def test_a_damaged_log_skips_more_seqs_than_any_setting_allows_in_blobs() -> None:
     body_bytes_max, file_bytes_max = 1 << 30, 1 << 30
-    of_one_write, of_others = body_bytes_max // len('{"data":0},'), file_bytes_max // 32
-    assert of_one_write + of_others <= RECORDS_IN_BLOBS
+    records_of_one_write, records_of_others = (
+        body_bytes_max // len('{"data":0},'),
+        file_bytes_max // 32,
+    )
+    assert records_of_one_write + records_of_others <= RECORDS_IN_BLOBS

@@ -70,9 +70,9 @@ DAMAGES: dict[str, Damage] = {
     **{f"byte {at}": flipped(at) for at in (0, 8, 12, 16, 24, 32, 39, 63)},
     **{f"byte {at}": flipped(at) for at in (64, 70, 100, 300, 600, -2)},
     **{f"cut to {length}": cut(length) for length in (0, 1, 63, 64, 65, 100, 400, -1)},
-    "one byte more": lambda data: data + b"x",
+    "one additional byte": lambda data: data + b"x",
     "zeros": lambda data: bytes(len(data)),
-    "not there": lambda _: None,
+    "missing": lambda _: None,
 }
 
 
@@ -87,16 +87,16 @@ def test_any_damage_of_a_blob_is_reported_with_its_path(
     for number, follow in enumerate(FOLLOWED.values()):
         path = tmp_path / f"{number}"
         blob = make(path, records, orderly=orderly, follow=follow)
-        whole = blob.read_bytes()
+        intact = blob.read_bytes()
         for name, damaged in DAMAGES.items():
-            data = damaged(whole)
+            data = damaged(intact)
             blob.unlink(missing_ok=True)
             if data is not None:
                 blob.write_bytes(data)
             with pytest.raises(Damaged) as damage:
                 _start_and_read(path)
             assert damage.value.path == blob, name
-        blob.write_bytes(whole)
+        blob.write_bytes(intact)
         _start_and_read(path)
 
 
@@ -105,11 +105,11 @@ def _start_and_read(path: Path) -> None:
         opened: list[WalFile] = []
         real = WalFile.open
 
-        def noting(path: Path, shard: int, **options: Any) -> WalFile:
+        def recording(path: Path, shard: int, **options: Any) -> WalFile:
             opened.append(real(path, shard, **options))
             return opened[-1]
 
-        patch.setattr(WalFile, "open", noting)
+        patch.setattr(WalFile, "open", recording)
         try:
             client = Client(path)
             try:
@@ -136,13 +136,13 @@ def test_a_blob_is_not_read_at_a_start_after_an_orderly_stop(
     monkeypatch.setattr(BlobStore, "_crc_of_rest", counting)
     make(tmp_path / "data", [{"data": "x"}] * 40, orderly=True)
     client = Client(tmp_path / "data")
-    assert read == [], "an orderly stop: the start looks at its header"
+    assert read == [], "after an orderly stop, the start checks only the header"
     for _ in range(2):
         assert client.read("a").count == 41
-    assert len(read) == 1, "the first read looks at all of it"
+    assert len(read) == 1, "the first read checks the complete blob"
     client.kill()
     Client(tmp_path / "data").kill()
-    assert len(read) == 2, "a kill: the start looks at all of it"
+    assert len(read) == 2, "after a kill, the start checks the complete blob"
 
 
 def test_a_start_reports_progress_in_each_of_its_long_steps(
@@ -158,22 +158,22 @@ def test_a_start_reports_progress_in_each_of_its_long_steps(
         (BlobStore, "sweep"),
         (process_start, "decide"),
     ):
-        monkeypatch.setattr(where, step, _noting(steps, step, getattr(where, step)))
+        monkeypatch.setattr(where, step, _recording(steps, step, getattr(where, step)))
     monkeypatch.setattr("topics.storage.start_progress.ITEMS", 1)
-    told: list[float] = []
+    reported: list[float] = []
 
     def report(share: float) -> None:
-        told.append(share)
-        steps.append("life")
+        reported.append(share)
+        steps.append("progress")
 
     start(tmp_path / "data", report)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
-    assert _after(steps, "_crc_of_rest") > 100, "a blob of 100,000 bytes, read by 1,000"
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
+    assert _after(steps, "_crc_of_rest") > 100, "a blob of 100,000 bytes is read in chunks of 1,000"
     assert _after(steps, "sweep")
 
 
-def _noting(steps: list[str], name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+def _recording(steps: list[str], name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         steps.append(name)
         return real(*arguments, **options)
@@ -184,4 +184,4 @@ def _noting(steps: list[str], name: str, real: Callable[..., Any]) -> Callable[.
 def _after(steps: list[str], name: str) -> int:
     """Return the number of progress reports between this step and the next."""
     rest = steps[steps.index(name) + 1 :]
-    return next((count for count, step in enumerate(rest) if step != "life"), len(rest))
+    return next((count for count, step in enumerate(rest) if step != "progress"), len(rest))

@@ -32,18 +32,20 @@ def checkpoint_files(path: Path) -> list[Path]:
     return sorted((path / "checkpoint" / "00").glob("*.ckpt"))
 
 
-def spoil(path: Path) -> None:
+def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("spoiled", [0, 1, 2])
-def test_no_seq_is_assigned_twice_with_damaged_checkpoints(spoiled: int, stopped: Path) -> None:
+@pytest.mark.parametrize("damaged_count", [0, 1, 2])
+def test_no_seq_is_assigned_twice_with_damaged_checkpoints(
+    damaged_count: int, stopped: Path
+) -> None:
     files = checkpoint_files(stopped)
     assert len(files) == 2
-    for path in files[len(files) - spoiled :]:
-        spoil(path)
+    for path in files[len(files) - damaged_count :]:
+        damage(path)
     client = Client(stopped)
     assert client.engine.topic("d").head_seq == 2
     assert client.append("e", "next")[0] > 4

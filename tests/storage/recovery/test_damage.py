@@ -36,19 +36,19 @@ from topics.storage.recovery import shard_recovery
 
 pytestmark = pytest.mark.slow
 
-TRIES = 2  # For each kind of damage, kind of file and way to stop
+CASES = 2  # For each kind of damage, kind of file and way to stop
 
 
 class Scene(NamedTuple):
     path: Path
     before: Seen
     # By topic, the seqs that no frame states to be synced. A torn tail may lose them.
-    unpromised: dict[str, set[int]]
+    unsynced: dict[str, set[int]]
 
 
 @pytest.fixture(scope="module", params=["stop", "kill"])
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    path = tmp_path_factory.mktemp("hurt") / "data"
+    path = tmp_path_factory.mktemp("damage") / "data"
     with stepped():
         client = busy(path)
         before = seen(client)
@@ -56,22 +56,22 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         names = {topic.id: name for name, topic in client.engine.topics.items()}
         last = kinds(path)["wal .wal"][-1]
         headers = [header for _, header in frames_of(last)]
-        promised = max(header.durable_lsn for header in headers)
-        unpromised: dict[str, set[int]] = {}
+        synced_lsn = max(header.durable_lsn for header in headers)
+        unsynced: dict[str, set[int]] = {}
         for header in headers if request.param == "kill" else ():
-            if header.lsn >= promised and header.record_count:
+            if header.lsn >= synced_lsn and header.record_count:
                 seqs = range(header.first_seq, header.first_seq + header.record_count)
-                unpromised.setdefault(names[header.topic_id], set()).update(seqs)
+                unsynced.setdefault(names[header.topic_id], set()).update(seqs)
     assert {"wal .wal", "wal .spare", "segment .seg", "checkpoint .ckpt", "blob .blob"} <= {
         *kinds(path)
     }
     assert len(kinds(path)["checkpoint .ckpt"]) == 2
     (path / "checkpoint" / "00" / "next.reserve").unlink()  # It takes a MiB in each copy
-    return Scene(path, before, unpromised)
+    return Scene(path, before, unsynced)
 
 
 @pytest.fixture(autouse=True)
-def _by_hand() -> Iterator[None]:
+def _stepped() -> Iterator[None]:
     with stepped():
         yield
 
@@ -86,7 +86,7 @@ def lost_silently(scene: Scene, after: Seen) -> dict[str, set[int]]:
     return found
 
 
-def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
+def check(scene: Scene, path: Path, kind: str, case: str) -> bool:
     """Start the shard and return whether the start was refused."""
     damaged, files = tree(path), kinds(path).get(kind, [])
     try:
@@ -96,16 +96,16 @@ def check(scene: Scene, path: Path, kind: str, what: str) -> bool:
     else:
         refusal = ""
     if refusal:
-        assert str(path) in refusal, what
-        assert tree(path) == damaged, f"{what}: a start that is refused changes nothing"
+        assert str(path) in refusal, case
+        assert tree(path) == damaged, f"{case}: a refused start changes no file"
         return True
     lost = lost_silently(scene, after)
     if kind == "segment .seg":  # A flipped delete flag, which no checksum covers
-        assert sum(map(len, lost.values())) <= len(files), what
+        assert sum(map(len, lost.values())) <= len(files), case
     elif kind == "wal .wal":  # The damage looks like a torn tail
-        assert all(seqs <= scene.unpromised.get(name, set()) for name, seqs in lost.items()), what
+        assert all(seqs <= scene.unsynced.get(name, set()) for name, seqs in lost.items()), case
     else:
-        assert not lost, what
+        assert not lost, case
     return False
 
 
@@ -115,11 +115,11 @@ def test_a_damaged_directory_is_refused_unchanged_or_started_with_all_losses_rep
 ) -> None:
     refused = []
     for kind in kinds(scene.path):
-        for number in range(TRIES):
-            what = f"{way.__name__} {kind} {number}"
+        for number in range(CASES):
+            case = f"{way.__name__} {kind} {number}"
             path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
-            way(kinds(path)[kind], random.Random(what))
-            refused.append(check(scene, path, kind, what))
+            way(kinds(path)[kind], random.Random(case))
+            refused.append(check(scene, path, kind, case))
             shutil.rmtree(path)
     assert not all(refused)
 
@@ -142,7 +142,7 @@ def test_segments_without_an_intact_checkpoint_are_refused_with_a_message(
     assert tree(path) == damaged
 
 
-def test_a_start_without_space_for_a_folder_changes_nothing(
+def test_a_start_without_space_for_a_folder_changes_no_file(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
@@ -175,12 +175,12 @@ def just_sealed(path: Path) -> tuple[Path, Seen]:
     return path, before
 
 
-def test_a_kill_between_the_first_segment_and_the_first_checkpoint_loses_nothing(
+def test_a_kill_between_the_first_segment_and_the_first_checkpoint_loses_no_record(
     tmp_path: Path,
 ) -> None:
     path, before = just_sealed(tmp_path / "data")
     assert seen_once(path) == before
-    assert not kinds(path).get("segment .seg"), "what nothing names is gone"
+    assert not kinds(path).get("segment .seg"), "segments that no checkpoint names are deleted"
 
 
 def test_a_segment_proves_that_a_log_without_checkpoints_has_lost_its_end(tmp_path: Path) -> None:

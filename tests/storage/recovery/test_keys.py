@@ -18,7 +18,7 @@ from topics.engine.now import Now
 
 
 @pytest.mark.parametrize(("ms", "deduped"), [(119_999, True), (120_000, False)])
-def test_a_restart_does_not_extend_the_life_of_a_key(
+def test_a_restart_does_not_extend_the_window_of_a_key(
     ms: int, deduped: bool, tmp_path: Path
 ) -> None:
     client = Client(tmp_path / "data")
@@ -30,7 +30,7 @@ def test_a_restart_does_not_extend_the_life_of_a_key(
     client.kill()
 
 
-def test_a_key_lives_for_the_rest_of_its_window_after_a_restart(tmp_path: Path) -> None:
+def test_a_key_expires_at_the_end_of_its_window_after_a_restart(tmp_path: Path) -> None:
     client = Client(tmp_path / "data")
     client.append("a", 1, key="k")
     client.kill()
@@ -53,7 +53,7 @@ def test_a_key_does_not_expire_because_the_wall_clock_was_set_back(tmp_path: Pat
     client.kill()
 
 
-def alive(client: Client, name: str, *keys: str) -> list[str]:
+def unexpired(client: Client, name: str, *keys: str) -> list[str]:
     """Return the keys that have not expired."""
     topic = client.engine.topic(name)
     return [
@@ -92,8 +92,8 @@ def test_a_restart_restores_exactly_the_unexpired_keys_after_changes_of_the_wind
         else:
             client.put("t", idempotency_window_ms=step)
     client.later(pause_ms)
-    before = alive(client, "t", "a", "b", "c")
+    before = unexpired(client, "t", "a", "b", "c")
     client.kill()
     client = Client(tmp_path / "data", now=client.now)
-    assert alive(client, "t", "a", "b", "c") == before
+    assert unexpired(client, "t", "a", "b", "c") == before
     client.kill()

@@ -29,7 +29,7 @@ from topics.storage.recovery.log_repair import max_seqs
 
 
 @pytest.fixture(autouse=True)
-def _by_hand() -> Iterator[None]:
+def _stepped() -> Iterator[None]:
     with stepped():
         yield
 
@@ -76,13 +76,13 @@ def test_no_seq_is_reused_if_the_topic_of_the_lost_frame_is_unknown(
         flip(log_files(tmp_path)[0], offset + at, 5)
     lines = repaired(tmp_path)
     if end == "kill":
-        goes_on = 4 + max_seqs(FRAME_HEADER_BYTES)
+        next_seq = 4 + max_seqs(FRAME_HEADER_BYTES)
         assert (
-            f'topic "q": may have lost records after seq 4; new records continue after {goes_on}'
+            f'topic "q": may have lost records after seq 4; new records continue after {next_seq}'
             in lines
         )
     else:
-        assert 'topic "q": seqs 5 to 5 are lost' in lines, "the checkpoint knows the head"
+        assert 'topic "q": seqs 5 to 5 are lost' in lines, "the checkpoint contains the head"
     client = opened(tmp_path)
     assert seen(client).shown == without(before, "q", 5)
     seq, _ = client.append("q", "next")
@@ -114,8 +114,8 @@ def test_a_topic_whose_creation_is_lost_is_dropped_and_its_id_is_not_reused(tmp_
     offset, header = frames(tmp_path, FrameKind.TOPIC)[2]
     flip(log_files(tmp_path)[0], offset + FRAME_HEADER_BYTES + 9)
     lines = repaired(tmp_path)
-    told = [line for line in lines if f"topic {header.topic_id} (name unknown)" in line]
-    assert len(told) == 5, "each of its writes"
+    topic_lines = [line for line in lines if f"topic {header.topic_id} (name unknown)" in line]
+    assert len(topic_lines) == 5, "one line for each write"
     client = opened(tmp_path)
     assert seen(client).shown == {name: before.shown[name] for name in ("a", "q")}
     client.append("b", "again")

@@ -56,8 +56,8 @@ def test_a_refused_start_closes_all_files(many: Path, is_opened: bool) -> None:
     with pytest.raises(Damaged):
         Client(many)
     gc.collect()  # Release the maps that the traceback references
-    held = [*Path("/proc/self/fd").iterdir()]
-    names = {str(path.readlink()) for path in held if path.is_symlink()}
+    descriptors = [*Path("/proc/self/fd").iterdir()]
+    names = {str(path.readlink()) for path in descriptors if path.is_symlink()}
     assert not names & {str(path) for path in files}
 
 

@@ -34,7 +34,7 @@ def small(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def promised(path: Path) -> int:
+def synced_end(path: Path) -> int:
     """Return the offset up to which the frames of the only file state that the log was synced."""
     (file,) = log_files(path)
     return FILE_HEADER_BYTES + max(header.durable_lsn for _, header in frames_of(file))
@@ -53,7 +53,7 @@ def changed(path: Path, target: Path, content: bytes) -> Path:
     return target
 
 
-def seen(path: Path) -> dict[str, bytes] | Damaged:
+def records_or_damage(path: Path) -> dict[str, bytes] | Damaged:
     """Start and return the records of every topic, or the damage that the start reports."""
     try:
         client = Client(path, file_bytes=8192)
@@ -79,7 +79,7 @@ def prefixes(path: Path) -> dict[int, dict[str, bytes]]:
         target = changed(
             path, path.with_name(f"prefix {number}"), content[:offset].ljust(len(content), b"\0")
         )
-        shown = seen(target)
+        shown = records_or_damage(target)
         assert isinstance(shown, dict)
         found[offset] = shown
     return found
@@ -100,12 +100,12 @@ def test_a_log_cut_at_any_byte_restores_a_prefix(small: Path, tmp_path: Path) ->
     for cut in range(FILE_HEADER_BYTES, max(expected) + 1):
         target = changed(small, tmp_path / "cut", content[:cut].ljust(len(content), b"\0"))
         # If a frame ends in zeros of its own, the cut may have removed fewer bytes than it seems.
-        whole = max(
+        end = max(
             offset for offset in expected if not content[cut:offset].strip(b"\0") or offset <= cut
         )
-        assert seen(target) == expected[whole], cut
+        assert records_or_damage(target) == expected[end], cut
         if cut % 8 == 0:
-            assert seen(target) == expected[whole], "the tail was cut for good"
+            assert records_or_damage(target) == expected[end], "the tail stays cut"
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_shortened_log_file_is_damage_and_not_a_torn_tail(small: Path, tmp_pat
         *random.Random(1).sample(range(FILE_HEADER_BYTES, end), 40),
     ):
         target = changed(small, tmp_path / "cut", content[:cut])
-        found = seen(target)
+        found = records_or_damage(target)
         assert isinstance(found, Damaged)
         assert (found.path, found.offset) == (log_files(target)[0], cut)
         assert log_files(target)[0].stat().st_size == cut, "damage is left as it was found"
@@ -135,21 +135,21 @@ def test_a_flipped_bit_restores_a_prefix_with_all_synced_frames_or_is_reported_a
     expected = prefixes(small)
     content = log_files(small)[0].read_bytes()
     frames = [offset for offset, _ in frames_of(log_files(small)[0])]
-    safe = promised(small)
+    synced = synced_end(small)
     rng = random.Random(2)
     for byte in range(FILE_HEADER_BYTES, max(expected)):
         bad = bytearray(content)
         bad[byte] ^= 1 << rng.randrange(8)
         target = changed(small, tmp_path / "flipped", bytes(bad))
         damaged = max(offset for offset in frames if offset <= byte)
-        found = seen(target)
+        found = records_or_damage(target)
         if isinstance(found, Damaged):
             assert (found.path, found.offset) == (log_files(target)[0], damaged)
-            assert damaged < safe
+            assert damaged < synced
             assert log_files(target)[0].read_bytes() == bytes(bad), "damage is left as it was found"
         else:
             padding = found == expected[max(expected)]
-            assert padding or (found == expected[damaged] and damaged >= safe), byte
+            assert padding or (found == expected[damaged] and damaged >= synced), byte
 
 
 @pytest.mark.parametrize("byte", [0, 8, 12, 16, 24, 32, 40, 44, 4095])
@@ -160,7 +160,7 @@ def test_a_damaged_field_of_the_log_file_header_is_reported_as_damage(
     content = bytearray(path.read_bytes())
     content[byte] ^= 1
     path.write_bytes(content)
-    found = seen(small)
+    found = records_or_damage(small)
     if byte < 44:
         assert isinstance(found, Damaged)
         assert (found.path, found.offset) == (path, 0)

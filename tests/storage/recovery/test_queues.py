@@ -45,7 +45,7 @@ def queue(path: Path, **config: object) -> Client:
     return client
 
 
-def again(client: Client, ms: int = 0, *, stop: bool = False) -> Client:
+def restarted(client: Client, ms: int = 0, *, stop: bool = False) -> Client:
     """Restart the process after `ms` milliseconds."""
     path, now = client.wal.folder.parent.parent, later(client, ms)
     if stop:
@@ -55,12 +55,12 @@ def again(client: Client, ms: int = 0, *, stop: bool = False) -> Client:
     return Client(path, now=now)
 
 
-def of(client: Client, name: str = "q") -> Known:
+def known_jobs(client: Client, name: str = "q") -> Known:
     return known(client.engine.queue(name), client.now)
 
 
-def busy(path: Path, tell: Callable[[Client], None] = lambda _: None) -> Client:
-    """Fill a queue with jobs in every state. ``tell`` is called after each reply."""
+def busy(path: Path, after_step: Callable[[Client], None] = lambda _: None) -> Client:
+    """Fill a queue with jobs in every state. ``after_step`` is called after each step."""
     client = queue(path, max_deliveries=2, dead_letter="d", durability="fsync")
     steps: list[Callable[[], object]] = [
         lambda: client.append("q", *range(12)),
@@ -85,7 +85,7 @@ def busy(path: Path, tell: Callable[[Client], None] = lambda _: None) -> Client:
     for step in steps:
         client.later(7)
         step()
-        tell(client)
+        after_step(client)
     return client
 
 
@@ -96,10 +96,10 @@ def test_a_lease_that_expired_while_the_server_was_down_is_claimable(tmp_path: P
     client = queue(tmp_path)
     client.append("q", 1)
     claim(client, "q", lease_ms=500)
-    client = again(client, 500)
-    assert of(client).rows[1].state is HELD, "at its deadline a lease holds"
-    client = again(client, 1)
-    assert of(client).rows == {1: (FREE, 0, 0, 1, "")}
+    client = restarted(client, 500)
+    assert known_jobs(client).rows[1].state is HELD, "a lease is valid at its deadline"
+    client = restarted(client, 1)
+    assert known_jobs(client).rows == {1: (FREE, 0, 0, 1, "")}
     (job,) = claim(client, "q")
     assert job.deliveries == 2
     client.kill()
@@ -114,12 +114,12 @@ def test_delays_continue_by_the_wall_clock_across_a_restart(
     records = [{"data": 1, "delay_ms": 1000}, {"data": 2}, {"data": 3, "delay_ms": 9000}]
     client.append("q", records=records)
     due = client.now.ts + 9000
-    client = again(client, 1000, stop=stop)
-    assert of(client).delays.get(3) == due
+    client = restarted(client, 1000, stop=stop)
+    assert known_jobs(client).delays.get(3) == due
     assert [claim(client, "q")[0].seq for _ in "21"] == [2, 1], "in the order of their times"
-    client = again(client, 7999, stop=stop)
+    client = restarted(client, 7999, stop=stop)
     assert 3 not in [job.seq for job in claim(client, "q", 9)]
-    client = again(client, 1, stop=stop)
+    client = restarted(client, 1, stop=stop)
     assert 3 in [job.seq for job in claim(client, "q", 9)]
     client.kill()
 
@@ -128,10 +128,10 @@ def test_delays_of_a_streamed_append_are_restored_from_its_blob(tmp_path: Path) 
     client = queue(tmp_path)
     records = [{"data": 1, "delay_ms": 4000}, {"data": 2}]
     append_streamed(client, "q", records=records)
-    before = of(client)
+    before = known_jobs(client)
     assert before.delays == {1: client.now.ts + 4000}
-    client = again(client)
-    assert of(client) == before
+    client = restarted(client)
+    assert known_jobs(client) == before
     client.kill()
 
 
@@ -145,25 +145,25 @@ def test_a_move_to_the_dead_letter_topic_continues_after_a_kill(
     nack(client, "q", 1, 2, 3)
     assert claim(client, "q", 3) == []
     assert begin_move(client, "q", 2) == [1, 2]
-    client = again(client)
-    assert of(client).rows[1] == of(client).rows[2] == (DYING, 0, 0, 1, "d")
+    client = restarted(client)
+    assert known_jobs(client).rows[1] == known_jobs(client).rows[2] == (DYING, 0, 0, 1, "d")
     assert 1 not in [job.seq for job in claim(client, "q", 9)]
     assert {1, 2} <= {*begin_move(client, "q")}
     end_move(client, "q", 1, 2)
     for stop in (False, True, False):
-        client = again(client, stop=stop)
-        assert of(client).dead_lettered == 2
-    assert not of(client).rows.keys() & {1, 2}
+        client = restarted(client, stop=stop)
+        assert known_jobs(client).dead_lettered == 2
+    assert not known_jobs(client).rows.keys() & {1, 2}
     client.kill()
 
 
-def test_a_clock_step_holds_no_job_longer_than_the_maximum_lease(tmp_path: Path) -> None:
+def test_no_job_is_held_longer_than_the_maximum_lease_after_a_clock_step(tmp_path: Path) -> None:
     client = queue(tmp_path)
     client.append("q", 1, 2)
     client.append("q", records=[{"data": 1, "delay_ms": 1000}])
     claim(client, "q", 2)
     nack(client, "q", 2, delay_ms=1000)
-    client = again(client, -1000 * HOUR_MS)
+    client = restarted(client, -1000 * HOUR_MS)
     client.later(24 * HOUR_MS + 1)
     assert {job.seq for job in claim(client, "q", 9)} == {1, 2}
     client.later(29 * 24 * HOUR_MS)
@@ -190,25 +190,28 @@ def test_jobs_in_every_state_are_restored_as_they_were(tmp_path: Path, stop: boo
     assert before["q"].delays
     assert before["q"].dead_lettered == 1
     for _ in range(2):  # A second restart changes nothing
-        client = again(client, stop=stop)
+        client = restarted(client, stop=stop)
         assert all_known(client) == before
     client.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
-def test_a_kill_between_any_two_frames_keeps_everything_acknowledged_before_it(
+def test_a_kill_between_any_two_frames_keeps_all_changes_acknowledged_before_it(
     tmp_path: Path,
 ) -> None:
-    told: list[tuple[int, Known]] = [(0, Known({}, {}, 0))]
-    client = busy(tmp_path / "data", lambda client: told.append((client.wal.next_lsn, of(client))))
+    acknowledged: list[tuple[int, Known]] = [(0, Known({}, {}, 0))]
+    client = busy(
+        tmp_path / "data",
+        lambda client: acknowledged.append((client.wal.next_lsn, known_jobs(client))),
+    )
     path, end = log_files(tmp_path / "data")[0], client.now
-    told = [(lsn, aged(each, end)) for lsn, each in told]
+    acknowledged = [(lsn, aged(each, end)) for lsn, each in acknowledged]
     client.kill()
     content = path.read_bytes()
     frames = frames_of(path)
     for offset, header in frames:
-        expected = [each for lsn, each in told if lsn <= header.lsn][-1]
+        expected = [each for lsn, each in acknowledged if lsn <= header.lsn][-1]
         for cut in cuts(offset, header.end - header.lsn, header.kind == FrameKind.LEASE):
             target = tmp_path / "cut"
             shutil.rmtree(target, ignore_errors=True)
@@ -218,7 +221,7 @@ def test_a_kill_between_any_two_frames_keeps_everything_acknowledged_before_it(
             )
             client = Client(target, now=Now(end.ts, 17))
             if "q" in client.engine.topics:
-                assert aged(of(client), end) == expected, (header, cut)
+                assert aged(known_jobs(client), end) == expected, (header, cut)
             client.kill()
 
 
@@ -254,7 +257,9 @@ def test_leases_and_moves_are_as_durable_as_their_class_specifies(
         claim(client, name, lease_ms=500)
         client.later(600)
     assert claim(client, "disk", lease_ms=500)
-    assert begin_move(client, "disk") == [1], "it is synced, whatever the class"
+    assert begin_move(client, "disk") == [1], (
+        "the start of a move is synced in every durability class"
+    )
     claim(client, "fsync")
     nack(client, "fsync", 2, delay_ms=HOUR_MS)
     before = all_known(client)
@@ -275,7 +280,7 @@ def test_a_start_restores_a_hundred_thousand_leases_in_seconds(tmp_path: Path) -
     for _ in range(100):
         client.append("q", *range(1000))
         assert len(claim(client, "q", 1000, lease_ms=HOUR_MS)) == 1000
-    before = of(client)
+    before = known_jobs(client)
     assert len(before.rows) == 100_000
     for stop in (False, True, False):
         client.stop() if stop else client.kill()
@@ -283,5 +288,5 @@ def test_a_start_restores_a_hundred_thousand_leases_in_seconds(tmp_path: Path) -
         client = Client(tmp_path, file_bytes=64 << 20)
         print(f"a start with 100,000 leases: {time.process_time() - began:.2f} s")
         assert time.process_time() - began < 10
-        assert of(client) == before
+        assert known_jobs(client) == before
     client.kill()

@@ -47,13 +47,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def _by_hand() -> Iterator[None]:
+def _stepped() -> Iterator[None]:
     with stepped():
         yield
 
 
 @pytest.mark.parametrize("is_emptied", [False, True])
-def test_a_log_file_without_a_header_may_have_held_any_later_seqs(
+def test_a_log_file_without_a_header_may_have_contained_any_later_seqs(
     tmp_path: Path, is_emptied: bool
 ) -> None:
     client = Client(tmp_path, file_bytes=FILE_BYTES)
@@ -134,7 +134,9 @@ def test_losses_stay_reported_after_the_repaired_log_file_is_sealed_and_removed(
         found = seen(client)
         assert all(found.shown[name] == after.shown[name] for name in before.shown)
         assert all(found.reported[name] == after.reported[name] for name in before.shown)
-    assert not any("00000000.wal" in path.name for path in log_files(tmp_path)), "it is gone"
+    assert not any("00000000.wal" in path.name for path in log_files(tmp_path)), (
+        "the repaired log file is removed"
+    )
     client.kill()
 
 
@@ -160,9 +162,9 @@ def test_a_successful_repair_of_any_damage_reports_every_lost_record(
     scene: Scene, tmp_path: Path, kind: str, way: Callable[[list[Path], random.Random], None]
 ) -> None:
     for number in range(2):
-        what = f"{way.__name__} {kind} {number}"
+        case = f"{way.__name__} {kind} {number}"
         path = Path(shutil.copytree(scene.path, tmp_path / "copy"))
-        way(kinds(path)[kind], random.Random(what))
+        way(kinds(path)[kind], random.Random(case))
         damaged = tree(path)
         try:
             seen_once(Path(shutil.copytree(path, tmp_path / "started")))
@@ -171,15 +173,15 @@ def test_a_successful_repair_of_any_damage_reports_every_lost_record(
             try:
                 repair.plan()
             except CannotRepair:
-                assert tree(path) == damaged, what
+                assert tree(path) == damaged, case
             else:
                 repair.apply()
-                assert not findings(path), what
+                assert not findings(path), case
                 after = seen_once(path)
                 for name, records in scene.before.shown.items():
                     shown, reported = after.shown.get(name, {}), after.reported.get(name, set())
                     lost = {seq for seq in records if shown.get(seq) != records[seq]}
-                    assert lost <= reported, (what, name, repair.lines)
+                    assert lost <= reported, (case, name, repair.lines)
         shutil.rmtree(path)
         shutil.rmtree(tmp_path / "started")
 
@@ -232,7 +234,7 @@ def test_a_repair_that_is_killed_between_two_steps_is_completed_by_the_next_repa
             path = Path(shutil.copytree(tmp_path / "data", tmp_path / "copy"))
             calls = 0
 
-            def dying(*_: object, at: int = at, **__: object) -> None:
+            def interrupt(*_: object, at: int = at, **__: object) -> None:
                 nonlocal calls
                 calls += 1
                 if calls > at:
@@ -241,7 +243,7 @@ def test_a_repair_that_is_killed_between_two_steps_is_completed_by_the_next_repa
             repair = ShardRepair(path, 0, 1, START)
             repair.plan()
             with monkeypatch.context() as patch:
-                patch.setattr(f"os.{step}", dying)
+                patch.setattr(f"os.{step}", interrupt)
                 try:
                     repair.apply()
                 except KeyboardInterrupt:

@@ -52,7 +52,7 @@ def test_records_that_the_replay_deletes_later_are_live_until_then(
     assert flags(store) == b"\0\1\1\0\0"
     store.restore_live(EXTENT, entry, [SeqRun(1, 6), SeqRun(100, 5)])
     assert flags(store) == b"\0\0\1\0\0"
-    assert flags(client.shard.segments) == b"\0\1\1\0\0", "what the segment says stays"
+    assert flags(client.shard.segments) == b"\0\1\1\0\0", "the flags of the segment are unchanged"
     store.flag_deleted(EXTENT, 5, [(0, 2)], 2)
     assert flags(store) == b"\1\1\1\0\0"
     client.kill()

@@ -28,22 +28,22 @@ def known(client: Client) -> Known:
     return dict(client.engine.routers.by_id), client.engine.routers.last_id
 
 
-def done(client: Client, change: RouterChange) -> None:
-    answer = client.submit(change)
+def apply(client: Client, change: RouterChange) -> None:
+    reply = client.submit(change)
     assert client.wait() is None
-    assert isinstance(answer[0], LogProgress)
+    assert isinstance(reply[0], LogProgress)
 
 
 def put(client: Client, each: Router) -> None:
-    done(client, router_changes.put(client.engine.table, each, client.now))
+    apply(client, router_changes.put(client.engine.table, each, client.now))
 
 
 def remove(client: Client, *router_ids: int) -> None:
-    done(client, router_changes.remove(client.engine.table, router_ids, client.now))
+    apply(client, router_changes.remove(client.engine.table, router_ids, client.now))
 
 
-def busy(client: Client, tell: Callable[[Client], None] = lambda _: None) -> None:
-    """Apply changes of every kind to routers of every kind. ``tell`` is called after each
+def busy(client: Client, after_change: Callable[[Client], None] = lambda _: None) -> None:
+    """Apply changes of every kind to routers of every kind. ``after_change`` is called after each
     change.
     """
     first = router(1, "ab", filter=TagMatch("Glob", "x"))
@@ -61,7 +61,7 @@ def busy(client: Client, tell: Callable[[Client], None] = lambda _: None) -> Non
     ]
     for step in steps:
         step()
-        tell(client)
+        after_change(client)
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -84,19 +84,19 @@ def test_routers_are_restored_as_they_were(tmp_path: Path, stop: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_between_any_two_frames_keeps_everything_acknowledged_before_it(
+def test_a_kill_between_any_two_frames_keeps_all_changes_acknowledged_before_it(
     tmp_path: Path,
 ) -> None:
-    told: list[tuple[int, Known]] = [(0, ({}, 0))]
+    acknowledged: list[tuple[int, Known]] = [(0, ({}, 0))]
     client = Client(tmp_path / "data")
-    busy(client, lambda client: told.append((client.wal.next_lsn, known(client))))
+    busy(client, lambda client: acknowledged.append((client.wal.next_lsn, known(client))))
     path = log_files(tmp_path / "data")[0]
     client.kill()
     content = path.read_bytes()
     for offset, header in frames_of(path):
-        expected = [each for lsn, each in told if lsn <= header.lsn][-1]
-        is_ours = header.kind in (FrameKind.ROUTER_SET, FrameKind.ROUTERS_GONE)
-        for cut in range(offset, offset + FRAME_HEADER_BYTES + 2, 13 if is_ours else 99):
+        expected = [each for lsn, each in acknowledged if lsn <= header.lsn][-1]
+        is_router_frame = header.kind in (FrameKind.ROUTER_SET, FrameKind.ROUTERS_GONE)
+        for cut in range(offset, offset + FRAME_HEADER_BYTES + 2, 13 if is_router_frame else 99):
             target = tmp_path / "cut"
             shutil.rmtree(target, ignore_errors=True)
             (target / "wal" / "00").mkdir(parents=True)

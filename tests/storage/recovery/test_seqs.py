@@ -27,21 +27,21 @@ def test_no_seq_is_assigned_twice_after_power_failures(
     client = Client(tmp_path / "0", sync_ms=60_000)
     client.put("a", durability=durability)
     client.append("a", "first")
-    handed_out = 1
+    assigned_seq = 1
     for loss in range(losses):
         for number in range(10):
-            handed_out = client.append("a", number, "and one more")[0] + 1
+            assigned_seq = client.append("a", number, "and one more")[0] + 1
         disk.power_loss(tmp_path / f"{loss}", tmp_path / f"{loss + 1}")
         client.kill()
         client = Client(tmp_path / f"{loss + 1}", boot=f"boot {loss}", sync_ms=60_000)
         if durability == "fsync":
-            assert client.engine.topic("a").head_seq == handed_out
-        assert client.append("a", "next")[0] > handed_out
+            assert client.engine.topic("a").head_seq == assigned_seq
+        assert client.append("a", "next")[0] > assigned_seq
     client.kill()
 
 
 @pytest.mark.parametrize("before", ["memory", "disk"])
-def test_a_topic_that_became_fsync_loses_nothing_and_reports_no_loss(
+def test_a_topic_that_was_changed_to_fsync_loses_no_record_and_reports_no_loss(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = LossyDisk(monkeypatch)

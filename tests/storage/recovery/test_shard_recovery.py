@@ -100,7 +100,7 @@ def test_a_deleted_topic_stays_deleted_and_its_id_and_epoch_are_not_reused(
 
 def test_a_start_reports_its_progress_up_to_completion(tmp_path: Path) -> None:
     busy_client(tmp_path / "data", file_bytes=4096 + 1024).kill()
-    told: list[float] = []
+    reported: list[float] = []
     shard = recover(
         tmp_path / "data",
         0,
@@ -108,14 +108,14 @@ def test_a_start_reports_its_progress_up_to_completion(tmp_path: Path) -> None:
         START,
         wal_file_bytes=FILE_BYTES,
         wal_sync_ms=200,
-        report=told.append,
+        report=reported.append,
         boot="x",
     )
     shard.wal.stop()
-    assert told == sorted(told)
-    assert len(told) > 3
-    assert told[-1] == 1.0
-    assert told[-2] == pytest.approx(1.0)
+    assert reported == sorted(reported)
+    assert len(reported) > 3
+    assert reported[-1] == 1.0
+    assert reported[-2] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -124,27 +124,27 @@ def test_a_start_reports_progress_after_at_most_three_syncs(
 ) -> None:
     if exists:
         Client(tmp_path / "data").kill()
-    done: list[str] = []
+    calls: list[str] = []
 
-    def noted(name: str) -> None:
+    def record_calls(name: str) -> None:
         real = getattr(os, name)
 
         def sync(fd: int) -> None:
-            done.append(name)
+            calls.append(name)
             real(fd)
 
         monkeypatch.setattr(os, name, sync)
 
-    noted("fsync")
-    noted("fdatasync")
+    record_calls("fsync")
+    record_calls("fdatasync")
     shard = recover(
         tmp_path / "data",
         *(0, 1, START),
         wal_file_bytes=FILE_BYTES,
         wal_sync_ms=200,
-        report=lambda _: done.append("beat"),
+        report=lambda _: calls.append("progress"),
     )
-    steps = " ".join(done).split("beat")
+    steps = " ".join(calls).split("progress")
     shard.wal.stop()
     assert sum(len(step.split()) for step in steps) > 10
     assert max(len(step.split()) for step in steps) <= 3
@@ -156,9 +156,9 @@ def test_the_garbage_collector_is_off_during_a_start_and_restored_afterwards(
 ) -> None:
     Client(tmp_path / "data").kill()
     seen: list[bool] = []
-    collect = gc.enable if was_enabled else gc.disable
+    set_collector = gc.enable if was_enabled else gc.disable
     before = gc.isenabled()
-    collect()
+    set_collector()
     try:
         shard = recover(
             tmp_path / "data",
@@ -217,13 +217,13 @@ def test_written_frames_are_synced_before_a_frame_states_that_they_are(
     writes: list[int] = []
     real = os.pwritev
 
-    def noting(fd: int, chunks: list[bytes], offset: int) -> int:
+    def recording_pwritev(fd: int, chunks: list[bytes], offset: int) -> int:
         writes.append(len(disk._contents))
         return real(fd, chunks, offset)
 
-    monkeypatch.setattr(os, "pwritev", noting)
+    monkeypatch.setattr(os, "pwritev", recording_pwritev)
     Client(tmp_path / "killed").kill()
-    assert writes == [0, 1], "the frames once more, and after a sync the one that speaks of them"
+    assert writes == [0, 1], "the old frames are synced before a frame states that they are"
 
 
 # File names after a power failure
@@ -283,16 +283,16 @@ def test_ts_of_an_ephemeral_topic_does_not_decrease_after_a_kill_and_a_clock_ste
     """The topic may have been written to continuously, or after a pause."""
     client, before = Client(tmp_path), 0
     client.put("a", durability="ephemeral")
-    for life in range(3):
+    for run in range(3):
         for _ in range(3):
             client.later(idle_ms)
-            seq, _ = client.append("a", life)
-            assert ts_of(client, "a", seq) >= before, life
+            seq, _ = client.append("a", run)
+            assert ts_of(client, "a", seq) >= before, run
             before = ts_of(client, "a", seq)
         client.kill()
         client = Client(tmp_path, now=Now(START.ts, client.now.ms + 1))
     seq, _ = client.append("a", "last")
-    assert before <= ts_of(client, "a", seq) <= before + 2_000 * 3, "and it is not far ahead"
+    assert before <= ts_of(client, "a", seq) <= before + 2_000 * 3, "the ts is not far above"
     client.kill()
 
 
@@ -303,12 +303,12 @@ def test_repeated_starts_log_the_ts_of_an_idle_ephemeral_topic_only_once(
     client.put("a", durability="ephemeral")
     seq, _ = client.append("a", 1)
     before = ts_of(client, "a", seq)
-    told = []
+    frame_counts = []
     for _ in range(4):
         client.kill()
         client = Client(tmp_path, now=Now(START.ts - 1_000, client.now.ms + 1))
-        told.append(client.wal.counters.frames)
-    assert told == [2, 1, 1, 1], "of the topic, and of the start"
+        frame_counts.append(client.wal.counters.frames)
+    assert frame_counts == [2, 1, 1, 1], "frames of the topic and of the start"
     seq, _ = client.append("a", 2)
     assert ts_of(client, "a", seq) >= before
     client.kill()

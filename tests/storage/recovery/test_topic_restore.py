@@ -152,12 +152,12 @@ def test_an_eviction_caused_by_records_in_memory_is_kept(tmp_path: Path) -> None
 
 
 def test_an_extent_finds_only_the_later_deletes_that_overlap_it() -> None:
-    ahead, far = LaterDeletes(), SeqRun(1 << 40, 1)
+    later_deletes, far = LaterDeletes(), SeqRun(1 << 40, 1)
     near = [SeqRun(65_530, 100), SeqRun(65_536, 1), SeqRun(131_071, 1), SeqRun(1, 1 << 20)]
-    ahead.add(1, [*near, far])
-    ahead.add(2, [SeqRun(70_000, 5)])
-    found = [*ahead.of(1, 65_500, 65_536)]
+    later_deletes.add(1, [*near, far])
+    later_deletes.add(2, [SeqRun(70_000, 5)])
+    found = [*later_deletes.of(1, 65_500, 65_536)]
     assert {*near} == {*found}
-    assert [*ahead.of(1, far.first, 1)] == [far]
-    assert [*ahead.of(1, 1 << 50, 1)] == []
-    assert [*ahead.of(3, 65_500, 65_536)] == []
+    assert [*later_deletes.of(1, far.first, 1)] == [far]
+    assert [*later_deletes.of(1, 1 << 50, 1)] == []
+    assert [*later_deletes.of(3, 65_500, 65_536)] == []

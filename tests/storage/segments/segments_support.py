@@ -40,5 +40,5 @@ def maps(folder: Path) -> set[str]:
     return {line.split("/")[-1] for line in lines if str(folder) in line}
 
 
-def dead_of(store: SegmentStore, locator: int) -> list[int]:
+def deleted_indexes(store: SegmentStore, locator: int) -> list[int]:
     return [index for index, flag in enumerate(store.delete_flags(locator) or b"") if flag]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.formats.disk.segment_support import plain
-from tests.storage.segments.segments_support import add, dead_of, reopened
+from tests.storage.segments.segments_support import add, deleted_indexes, reopened
 from tests.support.log import LossyDisk
 from topics.engine.locators import in_extent
 from topics.storage.segments.delete_flags import BLOCK_BYTES
@@ -23,12 +23,12 @@ def test_delete_flags_are_visible_immediately_and_after_a_restart(store: Segment
     locator, other = in_extent(1, 0), in_extent(1, 1)
     store.flag_deleted(locator, [0, 3, 3, 299], 0)
     store.flags.sync(0)
-    for held in (store, reopened(store)):
-        flags = held.delete_flags(locator)
+    for opened in (store, reopened(store)):
+        flags = opened.delete_flags(locator)
         assert flags is not None
         assert [index for index, flag in enumerate(flags) if flag] == [0, 3, 299]
-        assert held.delete_flags(other) is None
-        view = held.records(locator)
+        assert opened.delete_flags(other) is None
+        view = opened.records(locator)
         assert [index for index, _ in view.select(0, 5, frozenset(), True, True, flags)] == [
             1,
             2,
@@ -50,11 +50,11 @@ def test_a_delete_flag_is_written_once_the_log_is_synced_beyond_its_delete(
     store.flag_deleted(other, [0], 300)
     for position, written in ((0, []), (99, []), (100, [1, 2]), (249, [1, 2]), (300, [1, 2, 3])):
         store.flags.write(position)
-        assert dead_of(store, locator) == [1, 2, 3]
-        assert dead_of(reopened(store), locator) == written
+        assert deleted_indexes(store, locator) == [1, 2, 3]
+        assert deleted_indexes(reopened(store), locator) == written
         assert not store.flags.is_due(position)
     assert not store.flags._flags
-    assert dead_of(reopened(store), other) == [0]
+    assert deleted_indexes(reopened(store), other) == [0]
 
 
 def test_delete_flags_in_several_blocks_change_no_other_byte(store: SegmentStore) -> None:
@@ -79,7 +79,7 @@ def test_delete_flags_in_several_blocks_change_no_other_byte(store: SegmentStore
 def test_synced_delete_flags_survive_a_power_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgetful = LossyDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     add(store, 2)
@@ -87,9 +87,9 @@ def test_synced_delete_flags_survive_a_power_failure(
     store.flag_deleted(in_extent(2, 0), [2], 0)
     store.flags.sync(0)
     store.flag_deleted(in_extent(1, 0), [5], 0)
-    forgetful.power_loss(store.folder, tmp_path / "after")
-    held = SegmentStore.open(tmp_path / "after", 3, [1, 2])
-    found = [held.delete_flags(in_extent(number, 0)) for number in (1, 2)]
+    disk.power_loss(store.folder, tmp_path / "after")
+    opened = SegmentStore.open(tmp_path / "after", 3, [1, 2])
+    found = [opened.delete_flags(in_extent(number, 0)) for number in (1, 2)]
     assert [[index for index, flag in enumerate(flags or b"") if flag] for flags in found] == [
         [1],
         [2],
@@ -99,7 +99,7 @@ def test_synced_delete_flags_survive_a_power_failure(
 def test_delete_flags_that_a_killed_process_did_not_sync_are_synced_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgetful = LossyDisk(monkeypatch)
+    disk = LossyDisk(monkeypatch)
     store = SegmentStore.open(tmp_path / "data" / "s", 3, [])
     add(store, 1)
     store.flag_deleted(in_extent(1, 0), [1], 0)
@@ -107,7 +107,7 @@ def test_delete_flags_that_a_killed_process_did_not_sync_are_synced_by_the_next(
     after_kill = SegmentStore.open(store.folder, 3, [1])
     after_kill.flag_deleted(in_extent(1, 0), [], 0)  # A replay finds the flag already set
     after_kill.flags.sync(0)
-    forgetful.power_loss(store.folder, tmp_path / "after")
+    disk.power_loss(store.folder, tmp_path / "after")
     flags = SegmentStore.open(tmp_path / "after", 3, [1]).delete_flags(in_extent(1, 0))
     assert [index for index, flag in enumerate(flags or b"") if flag] == [1]
 

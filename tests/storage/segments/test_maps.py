@@ -15,7 +15,7 @@ from topics.storage.segments.segment_store import SegmentStore
 
 
 @pytest.mark.slow
-def test_no_more_segments_are_mapped_than_allowed(folder: Path) -> None:
+def test_the_number_of_mapped_segments_is_limited(folder: Path) -> None:
     store = SegmentStore.open(folder, 3, [], mapped_max=2)
     for number in range(1, 6):
         add(store, number, [(1, number, [plain(5)])])

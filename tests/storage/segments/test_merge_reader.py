@@ -86,11 +86,11 @@ def test_only_live_records_and_tables_are_read_ahead(
     reader = opened(store)
     pread, read = os.pread, list[tuple[int, int]]()
 
-    def noted(fd: int, length: int, offset: int) -> bytes:
+    def recording_pread(fd: int, length: int, offset: int) -> bytes:
         read.append((offset, length))
         return pread(fd, length, offset)
 
-    monkeypatch.setattr(os, "pread", noted)
+    monkeypatch.setattr(os, "pread", recording_pread)
     reader.read_ahead([ExtentRequest(in_extent(1, 0), 0, None)])
     assert read[0] == (entry.tables_at, entry.tables_len)
     assert sum(length for _, length in read[1:]) == entry.blob_bytes
@@ -111,9 +111,9 @@ def test_a_disk_error_is_damage_and_any_other_error_is_raised(
     add(store, 1)
     reader = opened(store)
 
-    def fails(*_: object) -> bytes:
+    def failing_pread(*_: object) -> bytes:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, "pread", fails)
+    monkeypatch.setattr(os, "pread", failing_pread)
     with pytest.raises(Damaged if code == errno.EIO else OSError):
         reader.read_ahead([ExtentRequest(in_extent(1, 0), 0, None)])

@@ -24,46 +24,46 @@ class Disk:
     """Record the advised ranges by path, as ``(offset, length)``."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[Path, int, int]] = []
+        self.advised: list[tuple[Path, int, int]] = []
         patch.setattr(
             prefetch,
             "will_need",
-            lambda path, offset, length: self.asked.append((path, offset, length)),
+            lambda path, offset, length: self.advised.append((path, offset, length)),
         )
 
     def taken(self) -> list[tuple[Path, int, int]]:
-        asked, self.asked = self.asked, []
-        return asked
+        advised, self.advised = self.advised, []
+        return advised
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Disk:
+def advised(monkeypatch: pytest.MonkeyPatch) -> Disk:
     monkeypatch.setattr(prefetch, "AHEAD_BYTES", AHEAD)
     return Disk(monkeypatch)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> SegmentStore:
-    """Three segments with an extent of topic 1 each. The last has an extent of another topic
-    before it.
+    """Return a store of three segments with an extent of topic 1 each. The last segment begins
+    with an extent of another topic.
     """
-    made = SegmentStore.open(tmp_path, 0, [])
+    segments = SegmentStore.open(tmp_path, 0, [])
     for number, topics in ((1, [1]), (2, [1]), (3, [0, 1])):
-        writer = made.begin(number, number, number + 1)
+        writer = segments.begin(number, number, number + 1)
         for chunk in build(
             writer.header,
             [source(topic, number * RECORDS, [plain(RECORDS, SIZE)])[0] for topic in topics],
         ):
             writer.write([chunk])
-        made.add(writer.finish())
-    return made
+        segments.add(writer.finish())
+    return segments
 
 
 LOCATORS = [in_extent(1, 0), in_extent(2, 0), in_extent(3, 1)]
 
 
 def test_every_byte_ahead_of_a_reader_is_requested_exactly_once(
-    store: SegmentStore, asked: Disk
+    store: SegmentStore, advised: Disk
 ) -> None:
     ahead = Prefetch(store)
     wanted: dict[Path, list[range]] = {}
@@ -77,7 +77,7 @@ def test_every_byte_ahead_of_a_reader_is_requested_exactly_once(
         )
         for index in range(0, RECORDS, 5):
             ahead.read_on(locator, index, following)
-            for path, offset, length in asked.taken():
+            for path, offset, length in advised.taken():
                 wanted.setdefault(path, []).append(range(offset, offset + length))
             at = entry.offset + (ends[index - 1] if index else 0)
             end = min(at + AHEAD // 2, entry.offset + entry.blob_bytes)
@@ -89,8 +89,8 @@ def test_every_byte_ahead_of_a_reader_is_requested_exactly_once(
             assert (
                 range(entry.tables_at, entry.tables_at + entry.tables_len) in wanted[segment.path]
             )
-            line = segment.trailer.directory_at + ENTRY_BYTES * extent
-            assert range(line, line + ENTRY_BYTES) in wanted[segment.path]
+            entry_at = segment.trailer.directory_at + ENTRY_BYTES * extent
+            assert range(entry_at, entry_at + ENTRY_BYTES) in wanted[segment.path]
         blobs = [
             part
             for part in wanted[segment.path]
@@ -99,8 +99,8 @@ def test_every_byte_ahead_of_a_reader_is_requested_exactly_once(
         assert sum(map(len, blobs)) == entry.blob_bytes
 
 
-def test_the_next_extent_is_requested_when_the_reader_comes_near(
-    store: SegmentStore, asked: Disk
+def test_the_next_extent_is_requested_when_the_reader_approaches_it(
+    store: SegmentStore, advised: Disk
 ) -> None:
     first, second, _ = LOCATORS
     ends, after = store.records(first).ends, store.segments[2].path
@@ -108,12 +108,10 @@ def test_the_next_extent_is_requested_when_the_reader_comes_near(
     seen = []
     for index in range(1, RECORDS):
         Prefetch(store).read_on(first, index, second)
-        seen.append((size - ends[index - 1], sum(path == after for path, _, _ in asked.taken())))
+        seen.append((size - ends[index - 1], sum(path == after for path, _, _ in advised.taken())))
     assert {count for distance, count in seen if distance > 2 * AHEAD} == {0}
-    assert {count for distance, count in seen if AHEAD < distance <= 2 * AHEAD} == {
-        1
-    }  # its line of the directory
-    # The line of the directory
+    # One request: the entry of the directory
+    assert {count for distance, count in seen if AHEAD < distance <= 2 * AHEAD} == {1}
     assert {count for distance, count in seen if distance <= AHEAD} == {2}
 
 

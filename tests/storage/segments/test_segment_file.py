@@ -35,9 +35,9 @@ def test_a_cut_file_is_refused(store: SegmentStore, length: int) -> None:
 
 def test_a_segment_file_with_additional_bytes_is_refused(store: SegmentStore) -> None:
     segment = add(store, 1)
-    whole = segment.path.read_bytes()
-    for tail in (b"\0", whole[-TRAILER_BYTES:]):
-        segment.path.write_bytes(whole + tail)
+    intact = segment.path.read_bytes()
+    for tail in (b"\0", intact[-TRAILER_BYTES:]):
+        segment.path.write_bytes(intact + tail)
         with pytest.raises(Damaged):
             reopened(store)
 
@@ -61,14 +61,14 @@ def test_a_reader_receives_path_and_offset_of_the_damage(
         (entry.offset + 70_000, entry.offset + 65536),
         (entry.tables_at + 50, entry.tables_at),
     ):
-        whole = bytearray(segment.path.read_bytes())
-        whole[at] ^= 1
-        segment.path.write_bytes(whole)
-        held = reopened(store)
+        intact = bytearray(segment.path.read_bytes())
+        intact[at] ^= 1
+        segment.path.write_bytes(intact)
+        opened = reopened(store)
         with pytest.raises(Damaged) as raised:
-            held.records(locator).slice(0, 300)
+            opened.records(locator).slice(0, 300)
         assert (raised.value.path, raised.value.offset) == (segment.path, offset)
-        assert held.records(other).slice(0, 1)
+        assert opened.records(other).slice(0, 1)
 
 
 def test_an_unknown_delete_flag_is_a_finding_and_its_record_is_live(store: SegmentStore) -> None:
@@ -77,10 +77,12 @@ def test_an_unknown_delete_flag_is_a_finding_and_its_record_is_live(store: Segme
     with segment.path.open("r+b") as file:
         file.seek(entry.flags_at + 3)
         file.write(b"\x07\x01")
-    held = reopened(store)
-    findings = held.segments[1].findings
+    opened = reopened(store)
+    findings = opened.segments[1].findings
     assert findings == [f"{segment.path}, offset {entry.flags_at + 3}: delete flag 7"]
-    found = held.records(locator).select(2, 6, frozenset(), True, True, held.delete_flags(locator))
+    found = opened.records(locator).select(
+        2, 6, frozenset(), True, True, opened.delete_flags(locator)
+    )
     assert [index for index, _ in found] == [2, 3, 5]
 
 
@@ -94,24 +96,24 @@ def test_a_punched_extent_frees_its_space_and_leaves_the_others_intact(store: Se
     after = segment.path.stat()
     assert after.st_size == before.st_size
     assert after.st_blocks < before.st_blocks - 100_000 // 512
-    for held in (store, reopened(store)):
-        assert [held.records(locator).blob.tobytes() for locator in locators[1:]] == kept
-        assert [held.delete_flags(locator) is None for locator in locators] == [False, True, True]
+    for opened in (store, reopened(store)):
+        assert [opened.records(locator).blob.tobytes() for locator in locators[1:]] == kept
+        assert [opened.delete_flags(locator) is None for locator in locators] == [False, True, True]
         with pytest.raises(Damaged):
-            held.records(locators[0])
+            opened.records(locators[0])
 
 
 def test_pages_that_a_dead_extent_shares_with_live_ones_are_kept(store: SegmentStore) -> None:
-    topics = [(topic, 1, [plain(40, 150)]) for topic in range(1, 9)]  # about two pages each
+    topics = [(topic, 1, [plain(40, 150)]) for topic in range(1, 9)]  # About two pages each
     segment = add(store, 1, topics)
     locators = [locator for locator, _ in store.entries(1)]
     kept = [store.records(locator).blob.tobytes() for locator in locators[1::2]]
     before = segment.path.stat().st_blocks
     store.punch(locators[::2])
     assert segment.path.stat().st_blocks < before
-    held = reopened(store)
-    assert [held.records(locator).blob.tobytes() for locator in locators[1::2]] == kept
-    assert held.segments[1].unpunched({1, 3, 5, 7}) == []
+    opened = reopened(store)
+    assert [opened.records(locator).blob.tobytes() for locator in locators[1::2]] == kept
+    assert opened.segments[1].unpunched({1, 3, 5, 7}) == []
     assert [*verify_segment(segment.path)] == []
 
 
@@ -160,14 +162,14 @@ def test_a_segment_gets_its_name_when_it_is_completely_synced(
 ) -> None:
     synced: list[tuple[str, list[str]]] = []
 
-    def note(fd: int) -> None:
+    def record_sync(fd: int) -> None:
         synced.append(
             (Path(f"/proc/self/fd/{fd}").readlink().name, [path.name for path in folder.iterdir()])
         )
 
     folder.mkdir(parents=True)
-    monkeypatch.setattr(os, "fdatasync", note)
-    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "fdatasync", record_sync)
+    monkeypatch.setattr(os, "fsync", record_sync)
     add(store, 1)
     assert synced == [("0000000001.tmp", ["0000000001.tmp"]), ("03", ["0000000001.seg"])]
 
@@ -177,13 +179,13 @@ def test_a_segment_that_reads_back_differently_is_refused(
 ) -> None:
     original = Segment.check_tables
 
-    def spoilt(segment: Segment) -> None:
+    def corrupt_and_check(segment: Segment) -> None:
         entry = [*segment.entries()][1]
         with segment.path.open("r+b") as file:
             os.pwrite(file.fileno(), b"!", entry.tables_at + entry.tables_len - 1)
         original(segment)
 
-    monkeypatch.setattr(Segment, "check_tables", spoilt)
+    monkeypatch.setattr(Segment, "check_tables", corrupt_and_check)
     with pytest.raises(Damaged, match="tables"):
         add(store, 1)
     assert not store.segments

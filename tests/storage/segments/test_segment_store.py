@@ -17,21 +17,21 @@ def test_records_are_read_as_they_were_written_immediately_and_after_a_restart(
     store: SegmentStore,
 ) -> None:
     add(store, 1)
-    for held in (store, reopened(store)):
+    for opened in (store, reopened(store)):
         found = [
             (split_locator(locator), entry.topic_id, entry.first_seq, entry.record_count)
-            for locator, entry in held.entries(1)
+            for locator, entry in opened.entries(1)
         ]
         assert found == [((1, 0), 1, 5, 300), ((1, 1), 2, 9, 3), ((1, 2), 3, 1, 1)]
-        for (locator, entry), (_, first_seq, batch) in zip(held.entries(1), TOPICS, strict=True):
+        for (locator, entry), (_, first_seq, batch) in zip(opened.entries(1), TOPICS, strict=True):
             expected = b",".join(
                 bytes(view.slice(0, view.count)) for view in source(1, first_seq, batch)[1]
             )
-            assert held.records(locator).slice(0, entry.record_count) == expected
-            assert held.delete_flags(locator) is None
-        assert held.segments[1].header.base == 100
-        assert held.segments[1].header.end == 200
-        assert held.segments[1].findings == []
+            assert opened.records(locator).slice(0, entry.record_count) == expected
+            assert opened.delete_flags(locator) is None
+        assert opened.segments[1].header.base == 100
+        assert opened.segments[1].header.end == 200
+        assert opened.segments[1].findings == []
 
 
 def test_a_sweep_keeps_open_and_listed_segments_and_damaged_copies(
@@ -40,14 +40,14 @@ def test_a_sweep_keeps_open_and_listed_segments_and_damaged_copies(
     for number in (1, 2, 3, 300):
         add(store, number)
     store.begin(4, 0, 1).write([b"half"])
-    (folder / "0000000005.seg.damaged").write_bytes(b"for people")
+    (folder / "0000000005.seg.damaged").write_bytes(b"damaged copy")
     before = sorted(folder.iterdir())
-    held = SegmentStore.open(folder, 3, [1, 300])
+    opened = SegmentStore.open(folder, 3, [1, 300])
     assert sorted(folder.iterdir()) == before
-    held.sweep(frozenset({3}))
+    opened.sweep(frozenset({3}))
     names = ["0000000001.seg", "0000000003.seg", "0000000005.seg.damaged", "000000012c.seg"]
     assert sorted(path.name for path in folder.iterdir()) == names
-    assert sorted(held.segments) == [1, 300]
+    assert sorted(opened.segments) == [1, 300]
 
 
 def test_a_missing_segment_is_refused(store: SegmentStore, folder: Path) -> None:

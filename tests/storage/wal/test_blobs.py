@@ -34,7 +34,7 @@ def put(store: BlobStore, topic_id: int = 5, first_seq: int = 10) -> Path:
     return store.path(topic_id, first_seq)
 
 
-def again(store: BlobStore) -> BlobStore:
+def reopened(store: BlobStore) -> BlobStore:
     """Open the folder as another process does."""
     found = BlobStore(store.folder)
     found.add(5, 10, 0)
@@ -52,14 +52,14 @@ def test_a_blob_of_another_process_is_verified_once_before_any_byte_is_used(
 ) -> None:
     path = put(store)
     monkeypatch.setattr(blobs, "CHUNK_BYTES", 1000)
-    beats: list[int] = []
-    for found in (store, again(store)):
-        found.heartbeat = lambda: beats.append(1)
+    heartbeats: list[int] = []
+    for found in (store, reopened(store)):
+        found.heartbeat = lambda: heartbeats.append(1)
         assert body(found) == body(found) == BODY
-    assert len(beats) == -(-len(BODY) // 1000), "what this process wrote is not read again"
+    assert len(heartbeats) == -(-len(BODY) // 1000), "a blob of this process is not read again"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Damaged):
-        again(store).file(5, 10)
+        reopened(store).file(5, 10)
 
 
 @pytest.mark.parametrize("length", [0, 64, len(BODY)])
@@ -79,7 +79,7 @@ def test_a_blob_that_the_disk_cannot_read_is_damage(
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    found = again(store)
+    found = reopened(store)
     monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(Damaged, match="Input/output"):
         found.file(5, 10)
@@ -108,9 +108,9 @@ def test_a_blob_without_disk_space_leaves_no_file(
 def test_a_sweep_keeps_the_blobs_that_the_log_names_and_foreign_files(store: BlobStore) -> None:
     kept = put(store)
     put(store, topic_id=6)
-    gone = store.drop(6)
+    removed = store.drop(6)
     (store.folder / "7-1.new").write_bytes(b"half")
-    (store.folder / "notes.blob").write_bytes(b"of somebody else")
+    (store.folder / "notes.blob").write_bytes(b"a foreign file")
     store.sweep({})
     assert sorted(store.folder.iterdir()) == [kept, store.folder / "notes.blob"]
-    assert gone == [store.path(6, 10)]
+    assert removed == [store.path(6, 10)]

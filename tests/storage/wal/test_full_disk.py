@@ -33,7 +33,7 @@ def test_a_log_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> 
     hand_over(wal, frame(4000), sync=True)
     deadline = time.monotonic() + 5
     while not wal.writer.spares:
-        assert time.monotonic() < deadline, "no spare file was made"
+        assert time.monotonic() < deadline, "no spare file was created"
         time.sleep(0.001)
     (inode,) = [spare.stat().st_ino for spare in wal.folder.glob("*.spare")]
     hand_over(wal, frame(3000, seq=2), sync=True)
@@ -43,7 +43,7 @@ def test_a_log_file_that_is_half_full_has_a_spare_for_the_next_one(wal: Log) -> 
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_without_space_for_a_new_file_the_log_continues_in_the_old_one(
+def test_without_space_for_a_new_file_the_log_continues_in_the_old_file(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = hand_over(wal, frame(2000, seq=1), sync=True)
@@ -70,8 +70,8 @@ def test_a_delete_may_use_the_reserve_when_an_append_finds_no_space(
     delete = Frame(FrameKind.DELETE, 1, 0, 0, 10, parts=(bytes(160),))
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
-        for among in ([frame(10)], [delete, frame(10)]):
-            refused = hand_over(wal, *among)
+        for frames in ([frame(10)], [delete, frame(10)]):
+            refused = hand_over(wal, *frames)
             assert isinstance(refused.error, NoSpace)
             assert wal.lacks_space
             wal.resume(refused.written)
@@ -106,14 +106,14 @@ def _replace_the_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize(
-    "take", [_move_the_file, _replace_the_file, _move_the_folder, _replace_the_folder]
+    "displace", [_move_the_file, _replace_the_file, _move_the_folder, _replace_the_folder]
 )
 def test_nothing_is_written_to_a_log_file_that_has_lost_its_name(
-    wal: Log, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], None], sync: bool
+    wal: Log, monkeypatch: pytest.MonkeyPatch, displace: Callable[[Path], None], sync: bool
 ) -> None:
     written = hand_over(wal, frame(), sync=sync).written
     (path,) = wal.folder.glob("*.wal")
-    take(path)
+    displace(path)
     wal.check()
     refused = wal.next_progress()
     assert isinstance(refused.error, DirectoryLost)
@@ -133,7 +133,7 @@ def test_a_check_that_fails_for_another_reason_does_not_stop_the_log(
 
 
 @pytest.mark.usefixtures("no_spares")
-def test_groups_handed_over_before_the_loop_knows_of_the_full_disk_are_dropped(
+def test_groups_handed_over_before_the_full_disk_is_reported_are_dropped(
     wal: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,36 +13,26 @@ from topics.storage.wal.hang_watch import HangWatch
 WAIT_S = 10.0
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[HangWatch, queue.SimpleQueue[int]]]:
-    monkeypatch.setattr(hang_watch, "CHECK_INTERVAL_S", 0.01)
-    watch, calls = HangWatch(), queue.SimpleQueue[int]()
-    watch.on_hang = calls.put
-    watch.start()
-    yield watch, calls
-    watch.stop()
-
-
 def test_calls_that_return_are_never_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check of the watch finds the loop in another call."""
-    looks = 0
-    watch, told = HangWatch(), list[int]()
-    watch.on_hang = told.append
+    checks = 0
+    watch, hangs = HangWatch(), list[int]()
+    watch.on_hang = hangs.append
 
-    def look(_timeout: float | None) -> bool:
-        nonlocal looks
-        looks += 1
+    def check(_timeout: float | None) -> bool:
+        nonlocal checks
+        checks += 1
         watch.begin()
-        if looks < 50:
+        if checks < 50:
             watch.end()
             watch.begin()
         else:
             watch._is_stopped = True
         return True
 
-    monkeypatch.setattr(watch._wake, "wait", look)
+    monkeypatch.setattr(watch._wake, "wait", check)
     watch._run()
-    assert (looks, told) == (50, [])
+    assert (checks, hangs) == (50, [])
 
 
 def test_the_watch_sleeps_while_there_are_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +55,7 @@ def test_the_watch_sleeps_while_there_are_no_calls(monkeypatch: pytest.MonkeyPat
     watch.stop()
 
 
-def test_a_call_that_begins_while_the_watch_falls_asleep_is_noticed(
+def test_a_call_that_begins_while_the_watch_becomes_idle_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Early(HangWatch):
@@ -79,11 +68,11 @@ def test_a_call_that_begins_while_the_watch_falls_asleep_is_noticed(
             super().__setattr__(name, value)
 
     monkeypatch.setattr(hang_watch, "CHECK_INTERVAL_S", 0.01)
-    told = threading.Event()
+    is_reported = threading.Event()
     watch = Early()
-    watch.on_hang = lambda _: told.set()
+    watch.on_hang = lambda _: is_reported.set()
     watch.start()
-    assert told.wait(WAIT_S)
+    assert is_reported.wait(WAIT_S)
     assert watch.began
     watch.end()
     watch.stop()

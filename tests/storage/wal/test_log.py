@@ -151,7 +151,7 @@ def test_bytes_that_router_frames_name_count_towards_a_full_file(wal: Log) -> No
 def test_an_ended_file_accepts_no_further_frame(wal: Log) -> None:
     hand_over(wal, frame(), sync=True)
     assert wal.may_name(0, 100)
-    assert not wal.may_name(0, ROOM), "the next frame has no room in the file"
+    assert not wal.may_name(0, ROOM), "the next frame does not fit into the file"
     wal.end_file()
     assert not wal.may_name(0, 100)
     lsn = wal.next_lsn

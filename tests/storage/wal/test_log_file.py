@@ -84,7 +84,7 @@ def test_only_the_name_of_the_first_log_file_made_from_a_spare_is_synced(
 
 
 @pytest.mark.parametrize("call", ["open", "posix_fallocate", "pwrite", "fdatasync"])
-def test_a_log_file_that_cannot_be_created_leaves_nothing(
+def test_a_log_file_that_cannot_be_created_leaves_no_file(
     call: str, file: WalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -178,11 +178,11 @@ def test_a_cut_never_shortens_the_file_even_briefly(
     for name in ("ftruncate", "posix_fallocate", "pwrite", "pwritev", "fsync"):
         real = getattr(os, name)
 
-        def noted(*arguments: Any, real: Any = real) -> Any:
+        def recording(*arguments: Any, real: Any = real) -> Any:
             result = real(*arguments)
             sizes.append(file.path.stat().st_size)
             return result
 
-        monkeypatch.setattr(os, name, noted)
+        monkeypatch.setattr(os, name, recording)
     file.cut(0x1000 + 100)
     assert set(sizes) == {SIZE}

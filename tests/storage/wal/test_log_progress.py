@@ -98,10 +98,10 @@ def test_a_sync_that_fails_during_a_write_is_reported_after_the_write(
     """
     wal = start(tmp_path / "wal", sync_ms=60_000)
     good = hand_over(wal, frame(seq=1))
-    told: list[bool] = []
+    is_reported: list[bool] = []
     real = write_all
 
-    def meanwhile(fd: int, chunks: Sequence[Buffer], offset: int) -> None:
+    def write_during_a_failed_sync(fd: int, chunks: Sequence[Buffer], offset: int) -> None:
         real(fd, chunks, offset)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(WalFile, "sync", failing(errno.EIO))
@@ -110,11 +110,11 @@ def test_a_sync_that_fails_during_a_write_is_reported_after_the_write(
             )
             syncer.start()
             syncer.join()
-        told.append(is_readable(wal.progress_fd, 0))
+        is_reported.append(is_readable(wal.progress_fd, 0))
 
-    monkeypatch.setattr("topics.storage.wal.writer.write_all", meanwhile)
+    monkeypatch.setattr("topics.storage.wal.writer.write_all", write_during_a_failed_sync)
     assert flush_immediately(wal, frame(seq=2)) is None
-    assert told == [False]
+    assert is_reported == [False]
     lost = wal.next_progress()
     assert (lost.error is wal.failed is not None, lost.written) == (True, good.written)
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1]
@@ -163,7 +163,7 @@ def test_a_log_file_whose_name_cannot_be_synced_breaks_the_log(
 # The loop's own syncs
 
 
-def test_a_log_that_breaks_during_a_sync_of_the_loop_keeps_nothing_of_the_group(
+def test_a_log_that_fails_during_a_sync_of_the_loop_discards_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = start(tmp_path / "wal")

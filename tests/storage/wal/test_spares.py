@@ -49,7 +49,7 @@ def test_released_log_files_fill_the_reserve_first_and_then_the_spares(
     assert (again.has_reserve, len(again)) == (True, SPARES_MAX)
     other = SpareFiles(tmp_path, 0, 2 * SIZE)
     assert (other.has_reserve, len(other)) == (False, 0)
-    assert names(tmp_path) == [], "a full disk may want the room of what does not fit"
+    assert names(tmp_path) == [], "files of another size are deleted to free their space"
 
 
 def test_a_log_file_whose_removal_was_not_synced_is_added_by_the_next_attempt(
@@ -65,7 +65,7 @@ def test_a_log_file_whose_removal_was_not_synced_is_added_by_the_next_attempt(
     assert (stock.has_reserve, len(stock)) == (True, 1)
 
 
-def test_space_is_found_when_there_are_a_spare_and_the_reserve(tmp_path: Path) -> None:
+def test_fill_succeeds_if_there_are_a_spare_and_the_reserve_afterwards(tmp_path: Path) -> None:
     stock = SpareFiles(tmp_path, 0, SIZE)
     with pytest.MonkeyPatch.context() as patch:
         leave_space(patch, SIZE)
@@ -118,18 +118,18 @@ def test_log_files_grow_one_after_another_up_to_the_bound_with_the_reserve_first
     stock.fill_reserve()
     assert (stock.file_bytes, sizes(tmp_path)) == (SIZE, {".reserve": SIZE})
     with monkeypatch.context() as patch:
-        room = SimpleNamespace(f_blocks=1 << 30, f_bavail=3 * SIZE + MARGIN_BYTES, f_frsize=1)
+        free_space = SimpleNamespace(f_blocks=1 << 30, f_bavail=3 * SIZE + MARGIN_BYTES, f_frsize=1)
         # Not enough for a reserve and a file twice as large
-        patch.setattr(os, "statvfs", lambda _: room)
+        patch.setattr(os, "statvfs", lambda _: free_space)
         half_full(stock, 0)
     assert (stock.file_bytes, sizes(tmp_path)) == (SIZE, {".reserve": SIZE, ".spare": SIZE})
     half_full(stock, 1)
     twice = {".reserve": 2 * SIZE, ".spare": 2 * SIZE}
     assert (stock.file_bytes, sizes(tmp_path)) == (2 * SIZE, twice)
-    asked_before = WalFile(tmp_path, FileHeader(0, 2, 2, SIZE), SIZE)
-    stock.begin_file(asked_before, may_use_reserve=False)
-    assert asked_before.path.stat().st_size == 2 * SIZE, "a larger file serves as well"
-    assert WalFile.open(asked_before.path, 0).size == 2 * SIZE
+    requested_earlier = WalFile(tmp_path, FileHeader(0, 2, 2, SIZE), SIZE)
+    stock.begin_file(requested_earlier, may_use_reserve=False)
+    assert requested_earlier.path.stat().st_size == 2 * SIZE, "a larger spare is also used"
+    assert WalFile.open(requested_earlier.path, 0).size == 2 * SIZE
     half_full(stock, 3)
     for base in (4, 5):
         half_full(stock, base)

@@ -32,9 +32,6 @@ from topics.storage.wal.syncer import (
     SyncPace,
 )
 
-# Background syncs are made within their time, and all syncs are counted with their durations
-
-
 # Syncs that no client waits for
 
 
@@ -99,7 +96,7 @@ def test_each_sync_is_counted_with_its_duration(monkeypatch: pytest.MonkeyPatch)
     own = Syncer(WriteState(None, 0, counters))
     for lsn in range(1, len(took) + 1):
         assert own.sync(file, lsn)
-        assert own.sync(file, lsn), "what is synced is not touched again"
+        assert own.sync(file, lsn), "synced data is not synced again"
     *buckets, total_us, count = counters.sync_us
     counted = dict(zip((*SYNC_BOUNDS_US, "more"), buckets, strict=True))
     assert {bound: seen for bound, seen in counted.items() if seen} == {
@@ -149,7 +146,7 @@ def test_the_loop_pauses_its_syncs_in_proportion_to_a_slow_sync() -> None:
     again_at = 1.0 + SLOW_S * 2 * PAUSE_PER_S
     pace.note(FAST_S, again_at - 0.01, by_loop=False)
     assert not pace.is_cheap(again_at - 0.01)
-    assert not pace.is_cheap(again_at), "the thread has to show that the disk is fast again"
+    assert not pace.is_cheap(again_at), "the thread must first measure a fast sync"
     pace.note(CHEAP_S * 2, again_at, by_loop=False)
     assert not pace.is_cheap(again_at)
     pace.note(FAST_S, again_at, by_loop=False)
@@ -171,14 +168,14 @@ def test_syncs_that_are_expensive_on_average_end_the_syncs_of_the_loop() -> None
     assert not pace.is_cheap(now)
 
 
-def test_slow_syncs_of_the_thread_do_not_count() -> None:
+def test_slow_syncs_of_the_thread_do_not_pause_the_syncs_of_the_loop() -> None:
     pace = cheap()
     for now in range(5):
         pace.note(1.0, now, by_loop=False)
     assert pace.is_cheap(5.0)
 
 
-def test_the_duration_of_a_sync_is_unknown_after_a_long_silence() -> None:
+def test_the_duration_of_a_sync_is_unknown_after_a_long_time_without_syncs() -> None:
     pace = cheap()
     assert pace.is_cheap(STALE_S - 0.1)
     assert not pace.is_cheap(STALE_S)

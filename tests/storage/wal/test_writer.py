@@ -46,7 +46,7 @@ def test_records_are_found_by_their_locators(wal: Log) -> None:
     assert wal.counters.rotations == 2
 
 
-def test_only_a_group_that_requests_it_is_synced(wal: Log) -> None:
+def test_only_a_group_that_requests_a_sync_is_synced(wal: Log) -> None:
     first = hand_over(wal, frame())
     assert (first.written, first.synced, first.sync_ms) == (wal.next_lsn, 0, 0.0)
     second = hand_over(wal, frame(), sync=True)
@@ -111,7 +111,7 @@ def test_the_loop_does_not_write_during_a_sync_or_before_pending_groups(
     wal.append(frame(seq=2))
     wal.flush(sync=True)
     gate.wait()
-    assert flush_immediately(wal, frame(seq=3)) is None, "a sync is under way"
+    assert flush_immediately(wal, frame(seq=3)) is None, "a sync is in flight"
     gate.open()
     while wal.next_progress().written < wal.next_lsn:
         pass
@@ -137,11 +137,11 @@ def test_groups_of_the_loop_and_the_writer_are_written_in_order(
     for seq in (2, 3):
         assert flush_immediately(again, frame(seq=seq)) is not None
     again.flush(sync=True)
-    assert flush_immediately(again, frame(seq=4)) is None, "what it stands behind waits for a sync"
+    assert flush_immediately(again, frame(seq=4)) is None, "an earlier group waits for a sync"
     again.append(frame(seq=5))
     again.flush(sync=True)
     again.append(frame(seq=6))
-    assert again.flush(sync=False) is None, "one is on its way"
+    assert again.flush(sync=False) is None, "an earlier group is pending"
     for thread in late:
         thread.start()
     again.wait_synced()
@@ -160,17 +160,17 @@ def test_groups_that_the_loop_wrote_are_synced_after_their_time(
     sync_by(monkeypatch, loop=True)
     wal = start(tmp_path / "wal", sync_ms=1, file_bytes=1 << 20)
     hand_over(wal, frame(), sync=True)
-    chance = random.Random(1)
+    rng = random.Random(1)
     direct = 0
     for seq in range(2, 400):
         direct += flush_immediately(wal, frame(1, seq)) is not None
-        if syncs and chance.random() < 0.2:
+        if syncs and rng.random() < 0.2:
             wal.append(frame(1, seq))
             wal.flush(sync=True)
-        if chance.random() < 0.2:
+        if rng.random() < 0.2:
             wal.wait_synced()
-        elif chance.random() < 0.3:
-            time.sleep(chance.random() * 0.003)
+        elif rng.random() < 0.3:
+            time.sleep(rng.random() * 0.003)
     wal.wait_synced()
     assert direct > 100
     wal.stop()
@@ -181,21 +181,20 @@ def test_many_bytes_that_the_loop_wrote_are_synced_before_their_time(
 ) -> None:
     length = frame().length
     monkeypatch.setattr(wal_writer, "SYNC_BYTES", 5 * length)
-    looks = threading.Semaphore(0)
+    polls = threading.Semaphore(0)
     take = GroupQueue.take
 
-    def look(groups: GroupQueue, until: float) -> list[WalGroup] | None:
-        looks.release()
+    def poll(groups: GroupQueue, until: float) -> list[WalGroup] | None:
+        polls.release()
         return take(groups, until)
 
-    monkeypatch.setattr(GroupQueue, "take", look)
+    monkeypatch.setattr(GroupQueue, "take", poll)
     wal = start(tmp_path / "wal")
     hand_over(wal, frame(), sync=True)
     assert flush_immediately(wal, frame(seq=2)) is not None
-    for _ in range(
-        3
-    ):  # at the start, after the first frame, and after the second, for which it was woken
-        assert looks.acquire(timeout=WAIT_MS / 1000)
+    # One poll at the start, one after each frame. The second frame wakes the writer.
+    for _ in range(3):
+        assert polls.acquire(timeout=WAIT_MS / 1000)
     for seq in range(3, 9):
         assert flush_immediately(wal, frame(seq=seq)) is not None
     while wal.next_progress().synced <= 2 * length:
@@ -260,7 +259,7 @@ def test_long_groups_new_files_and_long_backlogs_are_synced_by_the_writer(
 ) -> None:
     sync_by(monkeypatch, loop=True)
     wal = start(tmp_path / "wal", file_bytes=1 << 20)
-    assert synced(wal, frame(seq=1)) is None, "it begins a file"
+    assert synced(wal, frame(seq=1)) is None, "the group begins a file"
     wal.next_progress()
     assert synced(wal, frame(LOOP_WRITE_MAX_BYTES, seq=2)) is None
     wal.next_progress()
@@ -287,7 +286,7 @@ def test_the_loop_does_not_sync_during_or_after_a_pending_sync(
     wal.wait_synced()
     assert synced(wal, frame(seq=4)) is not None
     assert wal.writer.syncer.try_acquire()
-    assert synced(wal, frame(seq=5)) is None, "one is under way"
+    assert synced(wal, frame(seq=5)) is None, "another sync is in flight"
     wal.writer.syncer.release()
     wal.wait_synced()
     assert [header.first_seq for header in frames_on_disk(wal.folder)] == [1, 2, 3, 4, 5]
@@ -298,25 +297,25 @@ def test_data_that_the_loop_has_synced_is_not_synced_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer was notified of a write of the loop, and checks again when its sync is due."""
-    looks = threading.Semaphore(0)
+    polls = threading.Semaphore(0)
     plan = WalWriter._plan_sync
 
-    def look(writer: WalWriter) -> None:
+    def poll(writer: WalWriter) -> None:
         plan(writer)
-        looks.release()
+        polls.release()
 
-    monkeypatch.setattr(WalWriter, "_plan_sync", look)
+    monkeypatch.setattr(WalWriter, "_plan_sync", poll)
     sync_by(monkeypatch, loop=True)
     wal = start(tmp_path / "wal", sync_ms=300)
     hand_over(wal, frame(seq=1), sync=True)
     assert flush_immediately(wal, frame(seq=2)) is not None
-    assert looks.acquire(timeout=WAIT_MS / 1000)
-    assert looks.acquire(timeout=WAIT_MS / 1000), "it knows of the second frame"
+    assert polls.acquire(timeout=WAIT_MS / 1000)
+    assert polls.acquire(timeout=WAIT_MS / 1000), "the writer has seen the second frame"
     fsyncs = wal.counters.fsyncs
-    if synced(wal, frame(seq=3)) is None:  # A machine so slow that the sync was due before
+    if synced(wal, frame(seq=3)) is None:  # The sync was already due on a slow machine
         wal.wait_synced()
     assert wal.counters.fsyncs == fsyncs + 1
-    assert looks.acquire(timeout=WAIT_MS / 1000), "the time has come"
+    assert polls.acquire(timeout=WAIT_MS / 1000), "the sync is due"
     wal.stop()
     assert wal.counters.fsyncs == fsyncs + 1
 
@@ -348,12 +347,12 @@ def test_a_hang_of_the_loop_is_reported_until_the_call_returns(
     monkeypatch.setattr(hang_watch, "CHECK_INTERVAL_S", 0.01)
     hand_over(wal, frame(seq=1))
     sync_by(monkeypatch, loop=True)
-    told = threading.Semaphore(0)
-    wal.watch_hangs(lambda _: told.release())
+    hangs = threading.Semaphore(0)
+    wal.watch_hangs(lambda _: hangs.release())
 
     def hang(_file: WalFile) -> None:
-        assert told.acquire(timeout=WAIT_MS / 1000)
-        assert told.acquire(timeout=WAIT_MS / 1000)
+        assert hangs.acquire(timeout=WAIT_MS / 1000)
+        assert hangs.acquire(timeout=WAIT_MS / 1000)
 
     monkeypatch.setattr(WalFile, "sync", hang)
     progress = synced(wal, frame(seq=2))
