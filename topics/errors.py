@@ -58,7 +58,7 @@ class ExitCode(IntEnum):
         """Return the exit codes as a sentence for the help of commands."""
         return (
             "Exit code: 0 done, 1 failed, 2 wrong arguments, path or settings, 3 damaged data,"
-            " 4 not found, 5 refused by key, 6 unreachable or not ready, 7 differences found,"
+            " 4 not found, 5 key refused, 6 unreachable or not ready, 7 differences found,"
             " 129 ended by SIGHUP, 130 interrupted, 143 ended by SIGTERM."
         )
 
@@ -177,9 +177,10 @@ class MethodNotAllowed(TopicsError):
 
 
 class TopicExistsIncompatible(TopicsError):
-    """The topic exists with another ``type``, or is the dest of a router with another source.
+    """The topic exists with a different ``type``, or is the dest of a router with a
+    different source.
 
-    Cure: use another name, or delete the topic or that router first.
+    Cure: use a different name, or delete the topic or that router first.
     """
 
     code = "topic_exists_incompatible"
@@ -248,7 +249,7 @@ class NotAcceptable(TopicsError):
 
 
 class UpgradeRequired(TopicsError):
-    """The path requires another protocol.
+    """The path requires a different protocol.
 
     Cure: open ``/v0/ws`` as a WebSocket.
     """
@@ -275,7 +276,7 @@ class Throttled(TopicsError):
 
 
 class Internal(TopicsError):
-    """An unexpected error of the server. Its log contains the traceback.
+    """An unexpected error in the server. Its log contains the traceback.
 
     Cure: report it with the traceback. With ``TOPICS_ACCESS_LOG=all``, the line of the request has
     the response's ``X-Request-Id``.

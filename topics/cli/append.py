@@ -123,7 +123,7 @@ def append(
     topic stores the keys (idempotency_window_ms: 7 days if this command creates the topic,
     otherwise 2 minutes by default), even if the records were deleted. If a file has grown, up to
     1,000 records before the new ones are appended again. --again or another --key-prefix appends
-    the complete file again.
+    the entire file again.
 
     If none of -f, --key and --key-prefix is given, records from a pipe are appended as they are
     read, again in each run. If a line is invalid, the lines before it are appended before the

@@ -50,7 +50,7 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
         dest = "audit"
 
     Each topic and router is a line of the output: + created, ~ changed, - removed, = unchanged.
-    Fields that the file does not specify keep their values. The complete file is checked before the
+    Fields that the file does not specify keep their values. The entire file is checked before the
     first change. If a change removes topics, routers or records, the command asks for confirmation.
     A router whose source or dest changes starts at the end of its source.
 

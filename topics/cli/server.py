@@ -42,8 +42,8 @@ def _path(value: str) -> Path:
 def serve(host: str | None, port: str | None, data_dir: str | None, print_config: bool) -> ExitCode:
     """Run the server.
 
-    Settings are environment variables TOPICS_*. --print-config lists them with their effective
-    values.
+    The server reads its settings from environment variables, whose names begin with TOPICS_.
+    --print-config prints the effective values of all settings.
     """
     with gc_frozen():
         from topics.config import ConfigError
@@ -124,9 +124,9 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
     is created, so that it is complete or unchanged. FILE may be - for stdin. DIR@GENERATION is a
     generation of a directory that topics standby run writes; DIR@newest is the last one.
 
-    A server on DIR continues at the time of the backup. Readers with a later position cannot detect
-    that seqs are used again. With --as-new, all topics get another epoch, which notifies the
-    readers.
+    A server that is started on DIR continues from the state at the time of the backup. A reader
+    with a later position cannot detect that seqs are used again. With --as-new, all topics get a
+    new epoch, so readers detect the restore.
     """
     from topics.storage.backup_restore import restore as restore_from
 

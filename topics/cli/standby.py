@@ -360,7 +360,7 @@ def promote(
     The command stops topics standby run, and refuses while the source responds, because one history
     must not have two writers. Cursors, epochs, seqs, event ids and idempotency keys continue. Each
     topic skips the seqs that the source may have assigned since the copy was made, and reports them
-    to readers as lost. All other generations are removed: restore or copy them before.
+    to readers as lost. All other generations are removed: restore or copy them first.
     """
     directory, number = _generation(source)
     copy, loss = Standby(directory), None

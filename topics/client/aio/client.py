@@ -41,8 +41,8 @@ class AsyncTopics(AsyncStreamer):
     connection, both in seconds. If ``url`` or ``key`` is not given, the environment and the
     contexts file apply (`topics.client.settings`).
     ``on_pause(failure, pause_s)`` is called after each failed attempt; by default, the logger
-    ``topics.client`` logs a warning. ``ssl_context`` sets certificates for ``https://``. Proxies of
-    the environment are not used.
+    ``topics.client`` logs a warning. ``ssl_context`` sets certificates for ``https://``. Proxy
+    settings in the environment are ignored.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class AsyncTopic:
         **options: Unpack[AppendFields],
     ) -> values.Receipt:
         """Append payloads as one write (§2), each with the same ``tag``, ``meta``, ``delay`` or
-        ``deliver_at``. ``records`` are complete records, with fields of their own. ``create`` and
-        ``config`` are described in §2.
+        ``deliver_at``. Each item of ``records`` is a record with fields of its own. ``create``
+        and ``config`` are described in §2.
 
         With a ``key``, all attempts append the records once; the default is a new key. With None,
         a request that the server may have received is not sent again.
@@ -202,8 +202,9 @@ class AsyncTopic:
         max_unacked: int = MAX_UNACKED,
         name: str | None = None,
     ) -> AsyncProducer:
-        """Return a producer, which sends many small appends as few requests (`AsyncProducer`). A
-        request has up to ``max_records`` and ``max_bytes``, and is delayed by up to ``linger`` s.
+        """Return a producer, which combines many small appends into a few requests
+        (`AsyncProducer`). A request contains up to ``max_records`` records and ``max_bytes``
+        bytes, and is delayed by up to ``linger`` s.
         """
         return AsyncProducer(
             self.client,

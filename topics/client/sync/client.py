@@ -42,8 +42,8 @@ class Topics(Streamer):
     connection, both in seconds. If ``url`` or ``key`` is not given, the environment and the
     contexts file apply (`topics.client.settings`).
     ``on_pause(failure, pause_s)`` is called after each failed attempt; by default, the logger
-    ``topics.client`` logs a warning. ``ssl_context`` sets certificates for ``https://``. Proxies of
-    the environment are not used.
+    ``topics.client`` logs a warning. ``ssl_context`` sets certificates for ``https://``. Proxy
+    settings in the environment are ignored.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class Topic:
         **options: Unpack[AppendFields],
     ) -> values.Receipt:
         """Append payloads as one write (§2), each with the same ``tag``, ``meta``, ``delay`` or
-        ``deliver_at``. ``records`` are complete records, with fields of their own. ``create`` and
-        ``config`` are described in §2.
+        ``deliver_at``. Each item of ``records`` is a record with fields of its own. ``create``
+        and ``config`` are described in §2.
 
         With a ``key``, all attempts append the records once; the default is a new key. With None,
         a request that the server may have received is not sent again.
@@ -200,8 +200,9 @@ class Topic:
         max_unacked: int = MAX_UNACKED,
         name: str | None = None,
     ) -> Producer:
-        """Return a producer, which sends many small appends as few requests (`Producer`). A
-        request has up to ``max_records`` and ``max_bytes``, and is delayed by up to ``linger`` s.
+        """Return a producer, which combines many small appends into a few requests
+        (`Producer`). A request contains up to ``max_records`` records and ``max_bytes``
+        bytes, and is delayed by up to ``linger`` s.
         """
         return Producer(
             self.client,
