@@ -216,7 +216,7 @@ async def test_a_batch_to_a_fast_topic_does_not_wait_for_one_to_a_slow_topic(
     assert [number for number, _ in harness.batches()] == [slow]
 
 
-async def test_the_duration_of_each_request_counts_from_its_arrival_at_the_front(
+async def test_the_duration_of_each_request_starts_at_its_arrival_at_the_front(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
