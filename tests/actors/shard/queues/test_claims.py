@@ -109,7 +109,9 @@ async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
     workers.run_iteration()
     answer = workers.answer()
     assert seqs_of(answer) == [1, 2]
-    assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], "they reached nobody"
+    assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], (
+        "the undelivered response counts no delivery"
+    )
 
 
 async def test_only_unchanged_leases_are_taken_back(
@@ -123,11 +125,11 @@ async def test_only_unchanged_leases_are_taken_back(
     reply = workers.received()[-1]
     workers.ack(1)
     workers.nack(2)
-    again = workers.claim(lease_ms=86_400_000)
-    assert workers.claimed() == [(again, [2])]
+    new_claim = workers.claim(lease_ms=86_400_000)
+    assert workers.claimed() == [(new_claim, [2])]
     workers.unclaimed(reply)
-    next_one = workers.claim(max=3)
-    assert workers.claimed() == [(next_one, [3])]
+    next_claim = workers.claim(max=3)
+    assert workers.claimed() == [(next_claim, [3])]
 
 
 @pytest.mark.parametrize("config", [{}, {"type": "queue"}, None])
@@ -204,7 +206,7 @@ async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
     workers.failed(FULL)
     workers.run_iteration()
     assert workers.answers() == [(claim, "not_ready")]
-    assert len(workers.log.groups) == tried, "the next one is not tried at once"
+    assert len(workers.log.groups) == tried, "the waiting claim is not retried immediately"
     await trio.sleep(1.1)
     workers.written()
     assert workers.claimed() == [(waiting, [1])]
