@@ -45,7 +45,9 @@ class ShardMachine(RuleBasedStateMachine):
         self.checkpoint: dict[str, Any] | None = None
         self.checkpointing: dict[str, Any] | None = None
         self.kept_in_memory: set[int] = set()
-        self.untold: set[int] = set()  # Topics with a floor that readers saw and that the log lacks
+        self.unlogged: set[int] = (
+            set()
+        )  # Topics with a floor that readers saw and that the log lacks
 
     def config_effect(self, topic: Topic, config: TopicConfig) -> Callable[[Any], None]:
         """Return the effect of replaying a TOPIC frame that is written now."""
@@ -77,7 +79,7 @@ class ShardMachine(RuleBasedStateMachine):
         Expired records that readers saw as removed stay removed.
         """
         world, waiting = self.world, self.world.pending
-        self.untold |= {
+        self.unlogged |= {
             pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)
         }
         world.cut(world.written)

@@ -88,7 +88,7 @@ class Retention(TopicPicks):
         asked_epoch = None if epoch is None else topic.epoch + epoch
         tags, meta, data = flags
         head, until = bounds
-        asked = Diff(
+        view = Diff(
             from_seq,
             limit,
             frozenset(nodes),
@@ -98,7 +98,7 @@ class Retention(TopicPicks):
             include_data=data,
             until_seq=until,
         )
-        page = read(topic, asked, self.world, head_seq=head)
+        page = read(topic, view, self.world, head_seq=head)
         recreated = epoch == 1 or (epoch is None and from_seq > model.head)
         head = model.head if head is None else head
         expected = model.read(
@@ -135,14 +135,14 @@ class Retention(TopicPicks):
         assert self.names == {model.name: topic_id for topic_id, model in self.models.items()}
         for topic_id, topic in engine.by_id.items():
             model = self.models[topic_id]
-            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
+            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.unlogged:
                 # The checkpoint contains evictions that were caused by records in memory, deletes
                 # of these records, and floors that readers saw but the log lacks.
                 assert topic.start_seq >= model.start
                 model.cut(topic.start_seq)
                 model.losses, model.floors["loss"] = list(topic.losses), topic.loss_floor
                 model.floors["cap"] = max(model.floors["cap"], topic.cap_floor)
-                if topic_id in self.untold:
+                if topic_id in self.unlogged:
                     model.floors["ttl"] = max(model.floors["ttl"], topic.ttl_floor)
             near = {
                 seq + off for record in model.records for seq in (record.seq,) for off in (-1, 0, 1)

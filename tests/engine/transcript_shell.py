@@ -119,12 +119,12 @@ class Shell:
         if "tag" in fields:
             tag = str(fields["tag"])
             body["match"] = ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
-        asked = decode_delete(json_bytes(body))
+        selector = decode_delete(json_bytes(body))
         self.expire(name)
         change = delete_records.decide(
             self.world.engine.table,
             delete_records.remaining_delete(
-                self.world.engine.table, name, asked.before_seq, asked.match
+                self.world.engine.table, name, selector.before_seq, selector.match
             ),
             self.now,
         )
@@ -146,7 +146,7 @@ class Shell:
         topic = self.world.engine.topic(name)
         change = advance(topic, int(count), self.now)
         self.submit(change)
-        assert change.skipped is not None, "some seqs burn"
+        assert change.skipped is not None, "some seqs are skipped"
         yield _seqs(change.skipped.first, change.trimmed)
 
     def submit(self, change: Change) -> None:
@@ -174,7 +174,7 @@ class Shell:
         fields = fields_of(words)
         topic = self.world.engine.topic(name)
         self.expire(name)
-        asked = Diff(
+        view = Diff(
             from_seq=int(from_seq),
             limit=fields.get("limit", 1000),
             nodes=frozenset([fields["node"]] if "node" in fields else ()),
@@ -182,7 +182,7 @@ class Shell:
             epoch=topic.epoch - 1 if fields.get("epoch") == "earlier" else None,
             until_seq=fields.get("until"),
         )
-        yield from _shown(read(topic, asked, self.world))
+        yield from _shown(read(topic, view, self.world))
 
     def _state(self, name: str) -> Iterator[str]:
         topic = self.world.engine.topic(name)
@@ -263,8 +263,8 @@ def _seqs(first_seq: int, count: int) -> str:
 
 def _shown(page: Page) -> Iterator[str]:
     if page.tombstone is not None:
-        told = page.tombstone
-        yield f"tombstone {told.gap_from} to {told.gap_to}, {told.reason}"
+        gap = page.tombstone
+        yield f"tombstone {gap.gap_from} to {gap.gap_to}, {gap.reason}"
     records = json.loads(b"[" + b",".join(page.chunks) + b"]")
     for record in records:
         extra = "".join(f" {name}={record[name]}" for name in ("$node", "$tag") if name in record)

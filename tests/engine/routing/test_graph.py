@@ -43,9 +43,9 @@ def check(graph: RouterGraph, ends: str, name: str | None = None, **config: Any)
     """Return the cycle for which the graph rejects the router, or an empty list if it accepts the
     router.
     """
-    asked = router(99, ends, name, **config)
+    candidate = router(99, ends, name, **config)
     try:
-        graph.check(asked.name, asked.config)
+        graph.check(candidate.name, candidate.config)
     except RouterCycle as error:
         cycle: list[str] = error.detail["cycle"]
         return cycle
@@ -110,8 +110,8 @@ def test_the_source_of_a_dest_can_change_only_if_it_has_one_router() -> None:
 # Names and ids
 
 
-def names(graph: RouterGraph, *asked: Any) -> list[str]:
-    return [each.name for each in graph.select(*asked)]
+def names(graph: RouterGraph, *ends: Any) -> list[str]:
+    return [each.name for each in graph.select(*ends)]
 
 
 def test_a_selection_contains_the_routers_with_the_requested_ends() -> None:
