@@ -204,12 +204,12 @@ class QueueRecords(QueueMachine):
         return effect
 
     @rule(name=NAMES)
-    def revive(self, name: str) -> None:
+    def recheck_dead(self, name: str) -> None:
         """Make dead jobs claimable again, as the mover does after a change of the configuration."""
         topic = self.topic(name)
         if topic is not None:
             jobs_of(topic).recheck_dead()
-            self.models[topic.id].revive_dead()
+            self.models[topic.id].recheck_dead()
 
     @rule(name=NAMES, if_empty=st.sampled_from([True, True, False]))
     def delete(self, name: str, if_empty: bool) -> None:

@@ -45,7 +45,7 @@ class Queues(QueueMoves):
     # Checkpoints and restarts
 
     @rule(is_wanted=st.sampled_from([True, False, False, False]))
-    def stop_in_order(self, is_wanted: bool) -> None:
+    def stop_cleanly(self, is_wanted: bool) -> None:
         """Write the last checkpoint of a process and start the next process."""
         if not is_wanted:
             return
@@ -81,14 +81,14 @@ class Queues(QueueMoves):
         rows |= model.kept_rows(self.now, reserved, is_last=self.is_last)
         return list(job_items(topic, self.now, is_last=self.is_last))
 
-    def begin_again(self, power: bool) -> list[Frame]:
+    def restart_world(self, power: bool) -> list[Frame]:
         self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # Another monotonic clock
         frames = self.world.restart(self.now, self.checkpoint, power=power)
-        self._models_again()
+        self._rebuild_models()
         self.begin_process()
         return frames
 
-    def _models_again(self) -> None:
+    def _rebuild_models(self) -> None:
         models: Models = {}
         kept = {} if self.checkpoint is None else self.checkpoint["rows"]
         positions = (
@@ -132,7 +132,7 @@ class Queues(QueueMoves):
             self.jobs(self.world.engine.by_id[name]).leases.loosened.clear()
 
     @invariant()
-    def the_engine_is_the_model(self) -> None:
+    def the_engine_equals_the_model(self) -> None:
         engine = self.world.engine
         assert {name: topic.id for name, topic in engine.topics.items()} == self.names
         for topic_id in self.names.values():

@@ -263,7 +263,7 @@ class QueueModel:
             if seq in self.jobs:
                 _change(self.jobs[seq], "dead")
 
-    def revive_dead(self) -> None:
+    def recheck_dead(self) -> None:
         for job in self._in_state("dead"):
             _found(job, "free", ANYWHERE)
 

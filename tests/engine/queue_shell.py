@@ -12,11 +12,12 @@
     queue QUEUE                          show the counters of its state
     leases QUEUE                         list the leases
     move QUEUE                           begin to move the exhausted jobs
-    bury QUEUE SEQ ...                   the dead-letter topic contains them
+    remove_dead QUEUE SEQ ...            the dead-letter topic contains them
     refuse QUEUE SEQ ...                 the dead-letter topic has refused them
-    revive QUEUE                         the configuration has changed
-    aside QUEUE SEQ ...                  begin to move records to another topic
-    back QUEUE SEQ ... | remove QUEUE SEQ ...   the records stay, or have been moved
+    recheck QUEUE                        check dead jobs after a change of the configuration
+    reserve QUEUE SEQ ...                begin to move records to another topic
+    unreserve QUEUE SEQ ...              the records were not moved
+    remove QUEUE SEQ ...                 the records were moved
     clock MS                             step the wall clock
 
 A lease is shown with its token, the number of deliveries of its job, and its deadline.
@@ -68,11 +69,11 @@ class QueueShell(Shell):
             "queue": self._queue,
             "leases": self._leases,
             "move": self._move,
-            "bury": self._bury,
+            "remove_dead": self._remove_dead,
             "refuse": self._refuse,
-            "revive": self._requeue_dead,
-            "aside": self._aside,
-            "back": self._back,
+            "recheck": self._recheck,
+            "reserve": self._reserve,
+            "unreserve": self._unreserve,
             "remove": self._remove,
             "clock": self._clock,
         }
@@ -191,22 +192,22 @@ class QueueShell(Shell):
         self.submit(change)
         yield _outcome(done, change.seqs)
 
-    def _bury(self, name: str, *seqs: str) -> Iterator[str]:
+    def _remove_dead(self, name: str, *seqs: str) -> Iterator[str]:
         change = finish_jobs.remove_dead_lettered(self._topic(name), [*map(int, seqs)], self.now)
-        yield from self._finish(change, "buried")
+        yield from self._finish(change, "removed")
 
     def _refuse(self, name: str, *seqs: str) -> Iterator[str]:
         lease_jobs.return_to_dead(self._topic(name), [*map(int, seqs)])
         return iter(())
 
-    def _requeue_dead(self, name: str) -> Iterator[str]:
+    def _recheck(self, name: str) -> Iterator[str]:
         jobs_of(self._topic(name)).recheck_dead()
         return iter(())
 
-    def _aside(self, name: str, *seqs: str) -> Iterator[str]:
-        yield _outcome("aside", claims.reserve(self._topic(name), [*map(int, seqs)], self.now))
+    def _reserve(self, name: str, *seqs: str) -> Iterator[str]:
+        yield _outcome("reserved", claims.reserve(self._topic(name), [*map(int, seqs)], self.now))
 
-    def _back(self, name: str, *seqs: str) -> Iterator[str]:
+    def _unreserve(self, name: str, *seqs: str) -> Iterator[str]:
         claims.unreserve(self._topic(name), [*map(int, seqs)], self.now)
         return iter(())
 

@@ -53,7 +53,7 @@ class ShardMachine(RuleBasedStateMachine):
         """Return the effect of replaying a TOPIC frame that is written now."""
         raise NotImplementedError
 
-    def begin_again(self, power: bool) -> list[Frame]:
+    def restart_world(self, power: bool) -> list[Frame]:
         """Restart the world, and the models from its log. Return the frames that the start has to
         write.
         """
@@ -165,7 +165,7 @@ class ShardMachine(RuleBasedStateMachine):
         if old:
             self.checkpoint = None
         self.checkpointing = None
-        for frame in self.begin_again(power):
+        for frame in self.restart_world(power):
             topic = world.engine.by_id[frame.topic_id]
             world.write(frame, self.config_effect(topic, topic.config))
         world.synced = world.position

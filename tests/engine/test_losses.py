@@ -32,7 +32,9 @@ def test_deleted_records_in_a_damaged_write_are_not_lost(harness: EngineHarness)
     mark_damaged(topic, 0, harness)
     assert topic.damage_floor == 4, "seqs 2 and 3 were damaged"
     assert (topic.count, topic.earliest_seq) == (1, 5)
-    assert gap_of(harness.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
+    assert gap_of(harness.read("a", 1)) == (2, 4, "damaged"), (
+        "a gap continues across deleted records"
+    )
 
 
 def test_each_loss_is_reported_once_across_deleted_and_filtered_records(

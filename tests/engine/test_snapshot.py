@@ -116,7 +116,7 @@ def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(
     harness.commit()
     replay, topic = restored(harness)
     assert not restore_extent(replay, topic.id, extent(1, 3), 0, 0), "it is below the start"
-    assert not restore_extent(replay, topic.id, extent(4, 2), 2, 200), "all is deleted"
+    assert not restore_extent(replay, topic.id, extent(4, 2), 2, 200), "all its records are deleted"
     assert restore_extent(replay, topic.id, extent(6, 4), 1, 100)
     assert (topic.count, topic.bytes, topic.head_seq, topic.sealed_seq) == (3, 300, 9, 9)
     assert not restore_extent(replay, 99, extent(1, 1), 0, 0), "its topic is deleted"

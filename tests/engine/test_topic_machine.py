@@ -122,10 +122,10 @@ class Retention(TopicPicks):
 
     # Restarts
 
-    def begin_again(self, power: bool) -> list[Frame]:
+    def restart_world(self, power: bool) -> list[Frame]:
         frames = self.world.restart(self.now, self.checkpoint, power=power)
         self.held = None
-        self._models_again(power)
+        self._rebuild_models(power)
         self._check_everything()
         return frames
 
@@ -162,7 +162,7 @@ class Retention(TopicPicks):
                 "trim": topic.trim_floor,
             }
 
-    def _models_again(self, power: bool) -> None:
+    def _rebuild_models(self, power: bool) -> None:
         models: Models = {}
         for logged in self.world.log:
             if logged.effect is not None:
@@ -189,7 +189,7 @@ class Retention(TopicPicks):
     # Invariants
 
     @invariant()
-    def the_engine_is_the_model(self) -> None:
+    def the_engine_equals_the_model(self) -> None:
         engine = self.world.engine
         assert {name: topic.id for name, topic in engine.topics.items()} == self.names
         for topic_id in self.names.values():

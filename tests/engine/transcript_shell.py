@@ -4,14 +4,14 @@
     append TOPIC DATA ... FIELD=VALUE    append records; ``key``, ``node``, ``tag``, ``create``
     delete TOPIC before=SEQ tag=TAG      delete records; ``tag=PREFIX*`` matches a prefix
     drop TOPIC if_empty=true             delete the topic
-    burn TOPIC COUNT                     skip seqs, as for lost records of a router's source
+    skip TOPIC COUNT                     skip seqs, as for lost records of a router's source
     read TOPIC FROM FIELD=VALUE          ``limit``, ``node``, ``epoch``, ``until``, ``tags``
     state TOPIC                          the state that ``GET`` returns
     wait MS                              advance both clocks
     hold                                 keep the following changes pending
     commit                               commit all pending changes and end ``hold``
     fail                                 undo all pending changes and end ``hold``
-    seal                                 turn the log written so far into a segment
+    seal                                 seal the current log into a segment
     kill | power                         restart after a SIGKILL, or after a power failure
 
 Changes that are not held are committed as soon as they are decided, and synced if their class
@@ -66,7 +66,7 @@ class Shell:
             "append": self._append,
             "delete": self._delete,
             "drop": self._drop,
-            "burn": self._burn,
+            "skip": self._skip,
             "read": self._read,
             "state": self._state,
             "wait": self._wait,
@@ -141,7 +141,7 @@ class Shell:
         self.submit(change)
         yield "dropped"
 
-    def _burn(self, name: str, count: str) -> Iterator[str]:
+    def _skip(self, name: str, count: str) -> Iterator[str]:
         self.expire(name)
         topic = self.world.engine.topic(name)
         change = advance(topic, int(count), self.now)

@@ -158,7 +158,7 @@ async def freed_after_allocation(harness: ShardHarness, *, found: bool) -> None:
         await trio.lowlevel.checkpoint()
 
 
-async def test_the_log_looks_for_space_before_appends_are_decided_again(
+async def test_the_log_allocates_files_before_appends_are_decided_again(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")

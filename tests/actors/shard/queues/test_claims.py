@@ -114,7 +114,7 @@ async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
     )
 
 
-async def test_only_unchanged_leases_are_taken_back(
+async def test_only_unchanged_leases_are_unclaimed(
     workers: QueueHarness,
 ) -> None:
     workers.queue(lease_ms=500)
@@ -133,7 +133,7 @@ async def test_only_unchanged_leases_are_taken_back(
 
 
 @pytest.mark.parametrize("config", [{}, {"type": "queue"}, None])
-async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
+async def test_leases_of_a_deleted_or_recreated_topic_are_not_unclaimed(
     workers: QueueHarness, config: dict[str, str] | None
 ) -> None:
     workers.queue(jobs=1)
@@ -151,7 +151,7 @@ async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
     assert workers.answer()["status"] == ("topic_not_found" if config is None else 200)
 
 
-async def test_durable_leases_are_taken_back_durably(workers: QueueHarness) -> None:
+async def test_durable_leases_are_unclaimed_durably(workers: QueueHarness) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
@@ -193,7 +193,7 @@ async def test_durable_leases_are_returned_when_the_log_has_synced_them(
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
+async def test_leases_that_the_log_cannot_write_are_rejected_and_undone(
     workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)

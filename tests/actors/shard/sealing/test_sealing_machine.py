@@ -130,7 +130,7 @@ class Machine(ClientMachine):
     # Invariant
 
     @invariant()
-    def the_shard_is_the_model(self) -> None:
+    def the_shard_equals_the_model(self) -> None:
         if not hasattr(self, "client"):
             return
         self._settle()
