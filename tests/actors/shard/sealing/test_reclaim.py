@@ -62,7 +62,7 @@ def test_space_is_freed_after_two_checkpoints_and_an_idle_shard_writes_none(
         client.sealing.checkpoints.written_at = float("-inf")
         client.seal()
     assert client.sealing.checkpoints.written == written, "an idle shard writes no checkpoints"
-    delete(client, "stays", before_seq=1 << 40)
+    delete(client, "kept", before_seq=1 << 40)
     assert free_all(client) <= 3
     assert disk_bytes(client) < used * 0.2
 
