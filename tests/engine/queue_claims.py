@@ -16,54 +16,54 @@ from tests.engine.queue_model import Job, QueueModel
 
 def check_pass(
     model: QueueModel,
-    room: Sequence[int],
+    capacities: Sequence[int],
     taken: Sequence[Sequence[int]],
     found_dead: set[int],
     now_ms: int,
     *,
     evenly: bool,
 ) -> None:
-    """Check a pass. Its claims had the limits ``room``, received ``taken`` and found
+    """Check a pass. Its claims had the limits ``capacities``, received ``taken`` and found
     these jobs dead.
     """
     line = model.claimable(now_ms)
     exhausted = {job.seq for job in line if model.is_exhausted(job)}
     fit = [job for job in line if job.seq not in exhausted]
-    turns = _turns(room, len(fit), evenly=evenly)
-    assert [len(seqs) for seqs in taken] == [turns.count(at) for at in range(len(room))]
+    order = _delivery_order(capacities, len(fit), evenly=evenly)
+    assert [len(seqs) for seqs in taken] == [order.count(at) for at in range(len(capacities))]
     given = {seq: at for at, seqs in enumerate(taken) for seq in seqs}
-    assert len(given) == len(turns), "no job is given twice"
+    assert len(given) == len(order), "no job is given twice"
     assert given.keys() <= {job.seq for job in fit}, "only jobs that may be claimed"
     assert all(list(seqs) == sorted(seqs) for seqs in taken)
     passed = _passed(line, given)
-    assert {job.seq for job in passed} <= given.keys() | exhausted, "nobody is overtaken"
-    if not any(job.is_anywhere for job in line):
-        _check_turns(fit, turns, given)
+    assert {job.seq for job in passed} <= given.keys() | exhausted, "no job is skipped"
+    if not any(job.has_any_position for job in line):
+        _check_order(fit, order, given)
     assert found_dead <= exhausted, "only exhausted jobs are dead"
-    met = {job.seq for job in (passed if len(turns) == sum(room) else line)}
+    met = {job.seq for job in (passed if len(order) == sum(capacities) else line)}
     assert met & exhausted <= found_dead, "a pass finds the exhausted jobs that it meets"
 
 
-def _turns(room: Sequence[int], available: int, *, evenly: bool) -> list[int]:
+def _delivery_order(capacities: Sequence[int], available: int, *, evenly: bool) -> list[int]:
     """Return the index of the claim that receives each delivery, in order."""
-    left, turns = list(room), list[int]()
+    left, order = list(capacities), list[int]()
     while any(left):
         for index, count in enumerate(left):
             given = min(count, 1) if evenly else count
-            turns += [index] * given
+            order += [index] * given
             left[index] -= given
-    return turns[:available]
+    return order[:available]
 
 
-def _check_turns(fit: Sequence[Job], turns: Sequence[int], given: dict[int, int]) -> None:
+def _check_order(fit: Sequence[Job], order: Sequence[int], given: dict[int, int]) -> None:
     """Check the order of the deliveries. Jobs that became claimable together may be dealt in any
     order.
     """
     begin = 0
-    for _, group in groupby(fit, key=lambda job: job.place):
+    for _, group in groupby(fit, key=lambda job: job.order_key):
         seqs = [job.seq for job in group]
         found = Counter(given[seq] for seq in seqs if seq in given)
-        assert found == Counter(turns[begin : begin + len(seqs)]), f"{seqs} are dealt in turn"
+        assert found == Counter(order[begin : begin + len(seqs)]), f"{seqs} are dealt in order"
         begin += len(seqs)
 
 
@@ -74,6 +74,6 @@ def _passed(line: Sequence[Job], given: dict[int, int]) -> list[Job]:
 
 
 def _is_before(job: Job, other: Job) -> bool:
-    if job.state == other.state and (job.is_anywhere or other.is_anywhere):
+    if job.state == other.state and (job.has_any_position or other.has_any_position):
         return False
-    return job.place < other.place
+    return job.order_key < other.order_key

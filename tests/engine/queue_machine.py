@@ -63,7 +63,7 @@ class QueueMachine(ShardMachine):
         self.held_by_streams: dict[int, int] = {}
         self.granted: list[Granted] = []
         self.numbers: set[int] = set()
-        self.aside: list[tuple[int, dict[int, Job]]] = []  # By topic id
+        self.reserved: list[tuple[int, dict[int, Job]]] = []  # By topic id
         self.moving: list[tuple[int, list[int]]] = []  # Dead letters whose appends are in flight
         self.busy: set[int] = set()  # Ids of queues with a move in flight
         self.is_last = False  # Whether the checkpoint in progress is that of an orderly stop
@@ -74,7 +74,7 @@ class QueueMachine(ShardMachine):
         self.take_backs.clear()
         self.streams.clear()
         self.held_by_streams.clear()
-        self.aside.clear()
+        self.reserved.clear()
         self.moving.clear()
         self.busy.clear()
         self.world.engine.table.next_lease_number = 1 + max(self.numbers, default=0)
@@ -149,7 +149,7 @@ class QueueMachine(ShardMachine):
     def _adopt(self, change: Change) -> None:
         """Copy from the engine into the model what a failure leaves unspecified.
 
-        This is the place in the line of jobs that a failure released, the deliveries of leases
+        This is the position of jobs that a failure released, the deliveries of leases
         that expired before their claim failed, and whether a lease persists that expired before
         its extension to an earlier deadline failed.
         """

@@ -43,16 +43,16 @@ class QueueLeases(QueueRecords):
                 self.names[topic], number, LeaseHolder(node, is_stream=True)
             )
 
-    @rule(name=NAMES, asks=ASKS, evenly=st.booleans())
-    def claim(self, name: str, asks: list[tuple[str | int, int, int]], evenly: bool) -> None:
-        """Claim jobs. Each of ``asks`` is the request of a polling node or of a stream."""
+    @rule(name=NAMES, requests=ASKS, evenly=st.booleans())
+    def claim(self, name: str, requests: list[tuple[str | int, int, int]], evenly: bool) -> None:
+        """Claim jobs. Each of ``requests`` is the request of a polling node or of a stream."""
         topic = self.topic(name)
         if topic is None:
             return
-        claimers = [self._claimer(topic, who) for who, _, _ in asks]
+        claimers = [self._claimer(topic, who) for who, _, _ in requests]
         passed = [
-            ClaimRequest(holder, room, lease_ms)
-            for (holder, _), (_, room, lease_ms) in zip(claimers, asks, strict=True)
+            ClaimRequest(holder, capacity, lease_ms)
+            for (holder, _), (_, capacity, lease_ms) in zip(claimers, requests, strict=True)
         ]
         model, jobs = self.models[topic.id], self.jobs(topic)
         dead = set(jobs.dead)
@@ -61,13 +61,20 @@ class QueueLeases(QueueRecords):
         )
         taken = [change.seqs for change in changes]
         found = set(jobs.dead) - dead
-        check_pass(model, [room for _, room, _ in asks], taken, found, self.now.ms, evenly=evenly)
+        check_pass(
+            model,
+            [capacity for _, capacity, _ in requests],
+            taken,
+            found,
+            self.now.ms,
+            evenly=evenly,
+        )
         model.die(found)
-        for ask, (_, stream), change in zip(passed, claimers, changes, strict=True):
+        for request, (_, stream), change in zip(passed, claimers, changes, strict=True):
             self._check_records(model, change)
             leases = [Lease(*job[:4]) for job in change.jobs]
-            self._note_granted(topic, ask.holder.node, leases)
-            self._claimed(topic, change, leases, ask, stream)
+            self._note_granted(topic, request.holder.node, leases)
+            self._claimed(topic, change, leases, request, stream)
 
     def _claimer(self, topic: Topic, who: str | int) -> tuple[LeaseHolder, int]:
         stream = None if isinstance(who, str) else self.streams.get(who)
@@ -83,15 +90,20 @@ class QueueLeases(QueueRecords):
 
     def _note_granted(self, topic: Topic, node: str, leases: Iterable[Lease]) -> None:
         for lease in leases:
-            assert lease.number not in self.numbers, "a number names one lease"
+            assert lease.number not in self.numbers, "a lease number identifies one lease"
             self.numbers.add(lease.number)
             self.granted.append(Granted(topic.id, lease.seq, node, lease_id(lease.number)))
         del self.granted[:-40]
 
     def _claimed(
-        self, topic: Topic, change: LeaseChange, leases: list[Lease], ask: ClaimRequest, stream: int
+        self,
+        topic: Topic,
+        change: LeaseChange,
+        leases: list[Lease],
+        request: ClaimRequest,
+        stream: int,
     ) -> None:
-        node, now = ask.holder.node, self.now
+        node, now = request.holder.node, self.now
 
         def replay(model: QueueModel) -> None:
             for lease in leases:
@@ -107,7 +119,7 @@ class QueueLeases(QueueRecords):
         self.lease_change(
             topic,
             change,
-            lambda model: model.claim(leases, node, stream, ask.lease_ms, now),
+            lambda model: model.claim(leases, node, stream, request.lease_ms, now),
             replay,
         )
 
@@ -123,18 +135,18 @@ class QueueLeases(QueueRecords):
         """
         model = self.models[topic.id]
 
-        def do() -> None:
+        def apply_change() -> None:
             apply(model)
             if change.frames:
-                model.doom(change.seqs, is_doomed=False)
+                model.mark_dying(change.seqs, is_dying=False)
 
-        take_back = self.noted(topic, change, do)
+        take_back = self.noted(topic, change, apply_change)
         assert bool(change.frames) == (bool(change.seqs) and keeps_leases(topic.config))
         if change.frames:
             effect: Effect = lambda models: replay(models[topic.id])  # noqa: E731
             self.submit(change, {FrameKind.LEASE: effect}, take_back=take_back)
 
-    def told_released(
+    def released_effect(
         self, topic: Topic, seqs: Sequence[int], until_ts: int, uncounted: int = 0
     ) -> Callable[[QueueModel], None]:
         """Return the effect of a replayed frame that makes these jobs claimable again from
@@ -173,12 +185,12 @@ class QueueLeases(QueueRecords):
             topic,
             change,
             lambda model: model.release(seqs, 0, now, uncounted=1),
-            self.told_released(topic, seqs, now.ts, uncounted=1),
+            self.released_effect(topic, seqs, now.ts, uncounted=1),
         )
 
-    # What holders do
+    # Calls of lease holders
 
-    def _asked(
+    def _choose_leases(
         self, name: str, node: str, picks: list[int], tokens: str
     ) -> tuple[Topic, list[int], list[str] | None] | None:
         """Pick seqs that are or were leased, with their current or former tokens."""
@@ -200,10 +212,10 @@ class QueueLeases(QueueRecords):
 
     @rule(name=NAMES, node=NODES, picks=PICKS, tokens=TOKENS)
     def ack(self, name: str, node: str, picks: list[int], tokens: str) -> None:
-        asked = self._asked(name, node, picks, tokens)
-        if asked is None:
+        chosen_leases = self._choose_leases(name, node, picks, tokens)
+        if chosen_leases is None:
             return
-        topic, seqs, ids = asked
+        topic, seqs, ids = chosen_leases
         model = self.models[topic.id]
         ours, skipped = model.matched(node, seqs, ids, self.now.ms)
         leases, missed = finish_jobs.begin_ack(topic, node, seqs, ids, self.now)
@@ -246,10 +258,10 @@ class QueueLeases(QueueRecords):
         delay_ms=st.sampled_from([0, 0, 1, 30, 300]),
     )
     def nack(self, name: str, node: str, picks: list[int], tokens: str, delay_ms: int) -> None:
-        asked = self._asked(name, node, picks, tokens)
-        if asked is None:
+        chosen_leases = self._choose_leases(name, node, picks, tokens)
+        if chosen_leases is None:
             return
-        topic, seqs, ids = asked
+        topic, seqs, ids = chosen_leases
         now = self.now
         ours, skipped = self.models[topic.id].matched(node, seqs, ids, now.ms)
         change = lease_jobs.nack(topic, node, seqs, ids, delay_ms, now)
@@ -258,15 +270,15 @@ class QueueLeases(QueueRecords):
             topic,
             change,
             lambda model: model.release(ours, delay_ms, now),
-            self.told_released(topic, ours, now.ts + delay_ms),
+            self.released_effect(topic, ours, now.ts + delay_ms),
         )
 
     @rule(name=NAMES, node=NODES, picks=PICKS, tokens=TOKENS, lease_ms=LEASE_MS)
     def extend(self, name: str, node: str, picks: list[int], tokens: str, lease_ms: int) -> None:
-        asked = self._asked(name, node, picks, tokens)
-        if asked is None:
+        chosen_leases = self._choose_leases(name, node, picks, tokens)
+        if chosen_leases is None:
             return
-        topic, seqs, ids = asked
+        topic, seqs, ids = chosen_leases
         now = self.now
         ours, skipped = self.models[topic.id].matched(node, seqs, ids, now.ms)
         change = lease_jobs.extend(topic, node, seqs, ids, lease_ms, now)
@@ -306,5 +318,5 @@ class QueueLeases(QueueRecords):
             topic,
             change,
             lambda model: model.release(seqs, 0, now),
-            self.told_released(topic, seqs, now.ts),
+            self.released_effect(topic, seqs, now.ts),
         )

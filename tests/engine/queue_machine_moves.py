@@ -46,20 +46,20 @@ class QueueMoves(QueueLeases):
         def begin() -> None:
             model.begin_move(seqs)
             if change.frames:
-                model.doom(seqs, is_doomed=True)
+                model.mark_dying(seqs, is_dying=True)
 
         take_back = self.noted(topic, change, begin)
         assert bool(change.frames) == (topic.config.durability != "ephemeral")
         if not change.frames:
             self.moving.append((topic.id, seqs))
             return
-        assert change.sync, "nothing is appended before a restart would know of it"
+        assert change.sync, "no copy is appended before a restart would find the move"
 
         counts = {seq: model.jobs[seq].deliveries for seq in seqs}
 
         def replay(model: QueueModel) -> None:
             for seq, deliveries in counts.items():
-                model.apply_frame([seq], state="dying", doomed=True, deliveries=deliveries)
+                model.apply_frame([seq], state="dying", logged_dying=True, deliveries=deliveries)
 
         effect: Effect = lambda models: replay(models[topic.id])  # noqa: E731
 
@@ -84,47 +84,49 @@ class QueueMoves(QueueLeases):
             return
         self.topic(topic.name)
         model = self.models[topic_id]
-        there = sorted(seq for seq in seqs if seq in model.jobs)
+        remaining = sorted(seq for seq in seqs if seq in model.jobs)
         if is_refused:
             self.busy.discard(topic_id)
             lease_jobs.return_to_dead(topic, seqs)
             model.keep_dead(seqs)
             return
         change = finish_jobs.remove_dead_lettered(topic, seqs, self.now)
-        assert list(change.seqs) == there
+        assert list(change.seqs) == remaining
         is_logged = bool(change.frames)
 
         def committed() -> None:
-            self.models[topic_id].dead_lettered += len(there)
+            self.models[topic_id].dead_lettered += len(remaining)
             self.busy.discard(topic_id)
 
         def replay(model: QueueModel) -> None:
-            model.dead_lettered += len(there)
+            model.dead_lettered += len(remaining)
 
-        self.finish(topic, change, there, committed, replay, lambda: self.busy.discard(topic_id))
-        assert is_logged or not there or not model.jobs[there[0]].logged
+        self.finish(
+            topic, change, remaining, committed, replay, lambda: self.busy.discard(topic_id)
+        )
+        assert is_logged or not remaining or not model.jobs[remaining[0]].logged
 
     # Redrive
 
     @rule(name=NAMES, picks=st.lists(st.integers(-1, 8), min_size=1, max_size=4, unique=True))
-    def set_aside(self, name: str, picks: list[int]) -> None:
+    def reserve(self, name: str, picks: list[int]) -> None:
         topic = self.topic(name)
         if topic is None:
             return
         model = self.models[topic.id]
         live = sorted(model.jobs)
         seqs = sorted({live[pick % len(live)] for pick in picks}) if live else []
-        expected = model.set_aside(seqs, self.now.ms)
+        expected = model.reserve(seqs, self.now.ms)
         self.jobs(topic).advance(self.now.ms)
         assert claims.reserve(topic, seqs, self.now) == list(expected)
         if expected:
-            self.aside.append((topic.id, expected))
+            self.reserved.append((topic.id, expected))
 
-    @precondition(lambda self: self.aside)
+    @precondition(lambda self: self.reserved)
     @rule(which=WHICH, is_moved=st.booleans())
     def end_redrive(self, which: int, is_moved: bool) -> None:
         """End a redrive: the target topic contains the records, or it has refused them."""
-        topic_id, jobs = self.aside.pop(which % len(self.aside))
+        topic_id, jobs = self.reserved.pop(which % len(self.reserved))
         topic = self.world.engine.by_id.get(topic_id)
         if topic is None:
             return
@@ -135,12 +137,12 @@ class QueueMoves(QueueLeases):
         seqs = list(jobs)
         change = finish_jobs.remove(topic, seqs, self.now)
         assert list(change.seqs) == seqs
-        self.finish(topic, change, seqs, take_back=lambda: self.aside.append((topic_id, jobs)))
+        self.finish(topic, change, seqs, take_back=lambda: self.reserved.append((topic_id, jobs)))
 
     def _put_back(self, topic: Topic, jobs: dict[int, Job]) -> None:
         claims.unreserve(topic, list(jobs), self.now)
         model = self.models[topic.id]
-        model.put_back(jobs.values(), self.now)
+        model.unreserve(jobs.values(), self.now)
         passed = [seq for seq in jobs if seq < self.jobs(topic).cursor and seq in model.jobs]
         for job in map(model.jobs.__getitem__, passed):
             # Later jobs have been claimed, so that this job is the first of the free ones.

@@ -182,13 +182,13 @@ class QueueRecords(QueueMachine):
     def _log_leases(self, topic: Topic) -> None:
         """Log the leases that the log lacks, job by job."""
         jobs, model = jobs_of(topic), self.models[topic.id]
-        aside = [jobs for at, jobs in self.aside if at == topic.id]
-        rows = model.kept_rows(self.now, aside, is_last=False)
+        reserved = [jobs for at, jobs in self.reserved if at == topic.id]
+        rows = model.kept_rows(self.now, reserved, is_last=False)
         for seq in dict.fromkeys(jobs.listed()):
             change = lease_jobs.log_leases(topic, [seq], self.now)
-            is_told = rows[seq].state not in ("waiting", "dying")
-            assert len(change.frames) == is_told
-            if is_told:
+            is_logged = rows[seq].state not in ("waiting", "dying")
+            assert len(change.frames) == is_logged
+            if is_logged:
                 self.submit(change, {FrameKind.LEASE: _told_row(topic.id, rows[seq])})
         jobs.unlogged = None
 
@@ -204,12 +204,12 @@ class QueueRecords(QueueMachine):
         return effect
 
     @rule(name=NAMES)
-    def revive(self, name: str) -> None:
+    def recheck_dead(self, name: str) -> None:
         """Make dead jobs claimable again, as the mover does after a change of the configuration."""
         topic = self.topic(name)
         if topic is not None:
             jobs_of(topic).recheck_dead()
-            self.models[topic.id].revive_dead()
+            self.models[topic.id].recheck_dead()
 
     @rule(name=NAMES, if_empty=st.sampled_from([True, True, False]))
     def delete(self, name: str, if_empty: bool) -> None:
@@ -236,11 +236,11 @@ class QueueRecords(QueueMachine):
         if topic is None or (back is None and match is None):
             return
         before = None if back is None else max(topic.head_seq - back, 0)
-        asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
-        if asked.match is not None and delete_records.must_wait(self.world.engine.table, name):
+        selector = decode_delete(json_bytes({"before_seq": before, "match": match}))
+        if selector.match is not None and delete_records.must_wait(self.world.engine.table, name):
             self.commit_all()
         rest: RemainingDelete | None = delete_records.remaining_delete(
-            self.world.engine.table, name, asked.before_seq, asked.match
+            self.world.engine.table, name, selector.before_seq, selector.match
         )
         while rest is not None:
             rest = self._delete(rest)

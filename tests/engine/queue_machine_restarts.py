@@ -22,7 +22,7 @@ class Queues(QueueMoves):
     """Reads, checkpoints, restarts and invariants."""
 
     @rule(name=NAMES, node=st.none() | st.just("n"), after=st.integers(0, 9))
-    def look(self, name: str, node: str | None, after: int) -> None:
+    def get(self, name: str, node: str | None, after: int) -> None:
         """Compare the counters and the leases with the model, as `GET` returns them."""
         topic = self.topic(name)
         if topic is None:
@@ -37,7 +37,7 @@ class Queues(QueueMoves):
             for job in held[:3]
         ]
         soonest = model.next_moment(now.ms)
-        assert now.ms < jobs.next_at, "whoever waits for it sleeps"
+        assert now.ms < jobs.next_at, "no job becomes claimable before the next deadline"
         if soonest is not None:
             assert jobs.next_at <= soonest
         check_lists(topic, model, now.ms, is_lazy=False)
@@ -45,7 +45,7 @@ class Queues(QueueMoves):
     # Checkpoints and restarts
 
     @rule(is_wanted=st.sampled_from([True, False, False, False]))
-    def stop_in_order(self, is_wanted: bool) -> None:
+    def stop_cleanly(self, is_wanted: bool) -> None:
         """Write the last checkpoint of a process and start the next process."""
         if not is_wanted:
             return
@@ -59,7 +59,7 @@ class Queues(QueueMoves):
         made["rows"] = {}
         for topic in topic_items(self.world.engine.table):
             if topic.floor_due:
-                self.untold.add(topic.id)
+                self.unlogged.add(topic.id)
             kept = snapshot_topic(topic, self.world.settled_position(topic))
             made["topics"].append(kept)
             rows: dict[int, Any] = {}
@@ -77,18 +77,18 @@ class Queues(QueueMoves):
             return []
         self.jobs(topic).advance(self.now.ms)
         model.advance(self.now.ms)
-        aside = [jobs for at, jobs in self.aside if at == topic.id]
-        rows |= model.kept_rows(self.now, aside, is_last=self.is_last)
+        reserved = [jobs for at, jobs in self.reserved if at == topic.id]
+        rows |= model.kept_rows(self.now, reserved, is_last=self.is_last)
         return list(job_items(topic, self.now, is_last=self.is_last))
 
-    def begin_again(self, power: bool) -> list[Frame]:
+    def restart_world(self, power: bool) -> list[Frame]:
         self.now = Now(self.now.ts, 77 + self.now.ms // 3)  # Another monotonic clock
         frames = self.world.restart(self.now, self.checkpoint, power=power)
-        self._models_again()
+        self._rebuild_models()
         self.begin_process()
         return frames
 
-    def _models_again(self) -> None:
+    def _rebuild_models(self) -> None:
         models: Models = {}
         kept = {} if self.checkpoint is None else self.checkpoint["rows"]
         positions = (
@@ -110,7 +110,7 @@ class Queues(QueueMoves):
         assert self.names == {model.name: topic_id for topic_id, model in models.items()}
         for topic_id, model in models.items():
             model.delete([seq for seq, job in model.jobs.items() if not job.logged])
-            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
+            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.unlogged:
                 # The checkpoint contains floors that were never written to the log.
                 assert engine.by_id[topic_id].start_seq >= min(model.jobs, default=0)
                 model.cut(engine.by_id[topic_id].start_seq)
@@ -120,19 +120,19 @@ class Queues(QueueMoves):
     # Invariants
 
     @invariant()
-    def streams_that_hold_fewer_are_named(self) -> None:
+    def streams_that_hold_fewer_jobs_are_reported(self) -> None:
         for stream in self.streams.values():
             topic = self.world.engine.by_id.get(stream.topic_id)
             if topic is not None:
                 held = stream.holder.held
-                is_named = stream.holder in self.jobs(topic).leases.loosened
-                assert is_named or held >= self.held_by_streams.get(stream.number, 0)
+                is_reported = stream.holder in self.jobs(topic).leases.loosened
+                assert is_reported or held >= self.held_by_streams.get(stream.number, 0)
                 self.held_by_streams[stream.number] = held
         for name in self.names.values():
             self.jobs(self.world.engine.by_id[name]).leases.loosened.clear()
 
     @invariant()
-    def the_engine_is_the_model(self) -> None:
+    def the_engine_equals_the_model(self) -> None:
         engine = self.world.engine
         assert {name: topic.id for name, topic in engine.topics.items()} == self.names
         for topic_id in self.names.values():
@@ -156,5 +156,5 @@ class Queues(QueueMoves):
         self.time_passes(1 << 40)
         for name in self.names:
             self.claim(name, [("n", 1, 100)], False)
-            self.look(name, None, 0)
+            self.get(name, None, 0)
             check_nothing_is_left(self.world.engine.topics[name], is_lazy=False)

@@ -42,16 +42,16 @@ class Job:
     stream: int = 0  # Number of the stream that holds it; 0 for a polled claim
     number: int = 0
     until_ts: int = 0  # In the log: its deadline, or when it is claimable again
-    doomed: bool = False  # The last frame of the job in the log is DYING
+    logged_dying: bool = False  # The last frame of the job in the log is DYING
     version: int = 0  # Incremented by each change of its lease
 
     @property
-    def is_anywhere(self) -> bool:
-        """Return whether the job may be at any place among the free jobs (no place is promised)."""
+    def has_any_position(self) -> bool:
+        """Return whether the position of the job among the free jobs is unspecified."""
         return self.state == "free" and self.at_ms == ANYWHERE
 
     @property
-    def place(self) -> tuple[int, ...]:
+    def order_key(self) -> tuple[int, ...]:
         """Return the sort key of a claimable job: free jobs come first (§10.3)."""
         if self.state == "free":
             return 0, self.at_ms
@@ -189,7 +189,7 @@ class QueueModel:
         self.advance(now_ms)
         free = self._in_state("free")
         waiting = [job for job in self._in_state("waiting") if now_ms >= job.at_ms]
-        return sorted([*free, *waiting], key=lambda job: job.place)
+        return sorted([*free, *waiting], key=lambda job: job.order_key)
 
     def claim(
         self, leases: Iterable[Lease], node: str, stream: int, lease_ms: int, now: Now
@@ -231,7 +231,7 @@ class QueueModel:
             _change(self.jobs[seq], "hidden" if delay_ms else "free", now.ms + delay_ms)
 
     def release_anywhere(self, seq: int) -> None:
-        """Make a job claimable at an unspecified place among the free jobs."""
+        """Make a job claimable at an unspecified position among the free jobs."""
         _found(self.jobs[seq], "free", ANYWHERE)
 
     def extend(self, seqs: Iterable[int], lease_ms: int, now: Now) -> None:
@@ -253,21 +253,21 @@ class QueueModel:
             assert self.jobs[seq].state == "dead"
             _change(self.jobs[seq], "dying")
 
-    def doom(self, seqs: Iterable[int], *, is_doomed: bool) -> None:
+    def mark_dying(self, seqs: Iterable[int], *, is_dying: bool) -> None:
         for seq in seqs:
             if seq in self.jobs:
-                self.jobs[seq].doomed = is_doomed
+                self.jobs[seq].logged_dying = is_dying
 
     def keep_dead(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
             if seq in self.jobs:
                 _change(self.jobs[seq], "dead")
 
-    def revive_dead(self) -> None:
+    def recheck_dead(self) -> None:
         for job in self._in_state("dead"):
             _found(job, "free", ANYWHERE)
 
-    def set_aside(self, seqs: Iterable[int], now_ms: int) -> dict[int, Job]:
+    def reserve(self, seqs: Iterable[int], now_ms: int) -> dict[int, Job]:
         """Reserve the jobs that no holder has and return their previous state."""
         self.advance(now_ms)
         ours = {}
@@ -279,8 +279,8 @@ class QueueModel:
                 _change(job, "moving")
         return ours
 
-    def put_back(self, jobs: Iterable[Job], now: Now) -> None:
-        """Put reserved jobs back. Free jobs lose their place, and a delay ends by the
+    def unreserve(self, jobs: Iterable[Job], now: Now) -> None:
+        """Put reserved jobs back. Free jobs lose their position, and a delay ends by the
         wall clock.
         """
         for job in jobs:
@@ -311,7 +311,9 @@ class QueueModel:
         """Apply the contents of a frame to the jobs that exist."""
         for seq in seqs:
             if seq in self.jobs:
-                self.jobs[seq] = replace(self.jobs[seq], **{"due_ts": 0, "doomed": False, **fields})
+                self.jobs[seq] = replace(
+                    self.jobs[seq], **{"due_ts": 0, "logged_dying": False, **fields}
+                )
 
     def apply_config(self, config: TopicConfig) -> None:
         """Apply a TOPIC frame. It may end or begin the logging of leases."""
@@ -319,21 +321,21 @@ class QueueModel:
         self.configure(config)
         if not keeps_leases(config):
             for job in self.jobs.values():
-                if not job.doomed:
+                if not job.logged_dying:
                     _change(job, "waiting")
                     job.deliveries = 0
-            self.ahead = {seq: job for seq, job in self.ahead.items() if job.doomed}
+            self.ahead = {seq: job for seq, job in self.ahead.items() if job.logged_dying}
 
     def kept_rows(
-        self, now: Now, aside: Iterable[Mapping[int, Job]], *, is_last: bool
+        self, now: Now, reserved: Iterable[Mapping[int, Job]], *, is_last: bool
     ) -> dict[int, Job]:
         """Return the jobs as a checkpoint stores them. Reserved jobs are stored as unreserved.
 
         ``is_last``: the checkpoint is that of an orderly stop, which keeps all but the leases.
         """
         model = self.copy()
-        for jobs in aside:
-            model.put_back(jobs.values(), now)
+        for jobs in reserved:
+            model.unreserve(jobs.values(), now)
         with_leases = keeps_leases(self.config)
         with_counts = is_last and self.config.durability != "ephemeral"
         return {
@@ -358,10 +360,10 @@ class QueueModel:
         """Start a process: convert wall-clock times to times of its monotonic clock."""
         for job in self.jobs.values():
             left_ms = job.until_ts - now.ts
-            job.doomed = job.state == "dying" and self.is_exhausted(job)
+            job.logged_dying = job.state == "dying" and self.is_exhausted(job)
             if job.state == "waiting":
                 job.at_ms = now.ms + max(job.due_ts - now.ts, 0)
-            elif job.doomed:
+            elif job.logged_dying:
                 job.state = "dying"
             elif (job.state == "held" and left_ms >= 0) or (job.state == "hidden" and left_ms > 0):
                 job.at_ms = now.ms + min(left_ms, LEASE_MS_BOUNDS[1])
@@ -387,7 +389,7 @@ def keeps_leases(config: TopicConfig) -> bool:
 def _kept(job: Job, now: Now, *, with_leases: bool, with_counts: bool) -> Job:
     """Return the job as a checkpoint stores it."""
     kept = replace(job, stream=0, until_ts=now.ts + job.at_ms - now.ms)
-    if job.doomed:
+    if job.logged_dying:
         kept.state = "dying"
     elif job.state == "waiting":
         return kept

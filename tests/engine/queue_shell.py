@@ -12,11 +12,12 @@
     queue QUEUE                          show the counters of its state
     leases QUEUE                         list the leases
     move QUEUE                           begin to move the exhausted jobs
-    bury QUEUE SEQ ...                   the dead-letter topic contains them
+    remove_dead QUEUE SEQ ...            the dead-letter topic contains them
     refuse QUEUE SEQ ...                 the dead-letter topic has refused them
-    revive QUEUE                         the configuration has changed
-    aside QUEUE SEQ ...                  begin to move records to another topic
-    back QUEUE SEQ ... | remove QUEUE SEQ ...   the records stay, or have been moved
+    recheck QUEUE                        check dead jobs after a change of the configuration
+    reserve QUEUE SEQ ...                begin to move records to another topic
+    unreserve QUEUE SEQ ...              the records were not moved
+    remove QUEUE SEQ ...                 the records were moved
     clock MS                             step the wall clock
 
 A lease is shown with its token, the number of deliveries of its job, and its deadline.
@@ -68,11 +69,11 @@ class QueueShell(Shell):
             "queue": self._queue,
             "leases": self._leases,
             "move": self._move,
-            "bury": self._bury,
+            "remove_dead": self._remove_dead,
             "refuse": self._refuse,
-            "revive": self._requeue_dead,
-            "aside": self._aside,
-            "back": self._back,
+            "recheck": self._recheck,
+            "reserve": self._reserve,
+            "unreserve": self._unreserve,
             "remove": self._remove,
             "clock": self._clock,
         }
@@ -96,29 +97,29 @@ class QueueShell(Shell):
     def _lease(
         self, topic: Topic, holder: LeaseHolder, max_jobs: int, lease_ms: int | None
     ) -> Iterator[str]:
-        ask = ClaimRequest(holder, max_jobs, lease_ms or topic.config.lease_ms)
-        yield from self._pass(topic, [ask], evenly=False) or ["nothing"]
+        request = ClaimRequest(holder, max_jobs, lease_ms or topic.config.lease_ms)
+        yield from self._pass(topic, [request], evenly=False) or ["nothing"]
 
-    def _pass(self, topic: Topic, asks: list[ClaimRequest], *, evenly: bool) -> list[str]:
+    def _pass(self, topic: Topic, requests: list[ClaimRequest], *, evenly: bool) -> list[str]:
         changes = lease_jobs.claim(
-            self.world.engine.table, topic, asks, self.now, evenly=evenly, max_bytes=1 << 20
+            self.world.engine.table, topic, requests, self.now, evenly=evenly, max_bytes=1 << 20
         )
         for change in changes:
             self._lease_change(change)
         return [
-            f"{job.seq}: {json.dumps(json.loads(job.record)['data'])} for {ask.holder.node}, "
+            f"{job.seq}: {json.dumps(json.loads(job.record)['data'])} for {request.holder.node}, "
             f"{lease_id(job.number)}, delivery {job.deliveries}, until {job.deadline_ts}"
-            for ask, change in zip(asks, changes, strict=True)
+            for request, change in zip(requests, changes, strict=True)
             for job in change.jobs
         ]
 
     def _cohort(self, name: str, *words: str) -> Iterator[str]:
         topic = self._topic(name)
-        asks = [
+        requests = [
             ClaimRequest(jobs_of(topic).leases.poller(node), max_jobs, topic.config.lease_ms)
             for node, max_jobs in fields_of(words).items()
         ]
-        yield from self._pass(topic, asks, evenly=True) or ["nothing"]
+        yield from self._pass(topic, requests, evenly=True) or ["nothing"]
 
     # Streams
 
@@ -129,38 +130,38 @@ class QueueShell(Shell):
 
     def _push(self, stream: str, *words: str) -> Iterator[str]:
         name, holder = self._streams[stream]
-        room = fields_of(words).get("max", 1) - holder.held
-        yield from self._lease(self._topic(name), holder, room, None)
+        capacity = fields_of(words).get("max", 1) - holder.held
+        yield from self._lease(self._topic(name), holder, capacity, None)
 
     def _close(self, stream: str) -> Iterator[str]:
         name, holder = self._streams.pop(stream)
         change = lease_jobs.release(self._topic(name), holder, self.now)
         self._lease_change(change)
-        yield _told("released", change.seqs)
+        yield _outcome("released", change.seqs)
 
     # Calls of lease holders
 
     def _ack(self, name: str, node: str, *words: str) -> Iterator[str]:
-        seqs, tokens = _asked(words)
+        seqs, tokens = _seqs_and_tokens(words)
         leases, skipped = begin_ack(self._topic(name), node, seqs, tokens, self.now)
         change = ack(self._topic(name), leases, self.now)
         self.submit(change)
-        yield _told("acked", change.seqs, skipped)
+        yield _outcome("acked", change.seqs, skipped)
 
     def _nack(self, name: str, node: str, *words: str) -> Iterator[str]:
-        seqs, tokens = _asked(words)
+        seqs, tokens = _seqs_and_tokens(words)
         delay_ms, topic = fields_of(words).get("delay", 0), self._topic(name)
         change = lease_jobs.nack(topic, node, seqs, tokens, delay_ms, self.now)
         self._lease_change(change)
-        yield _told("nacked", change.seqs, change.skipped)
+        yield _outcome("nacked", change.seqs, change.skipped)
 
     def _extend(self, name: str, node: str, *words: str) -> Iterator[str]:
-        seqs, tokens = _asked(words)
+        seqs, tokens = _seqs_and_tokens(words)
         lease_ms, topic = fields_of(words)["lease"], self._topic(name)
         change = lease_jobs.extend(topic, node, seqs, tokens, lease_ms, self.now)
         self._lease_change(change)
         until = f" until {change.until_ts}" if change.seqs else ""
-        yield _told("extended", change.seqs, change.skipped) + until
+        yield _outcome("extended", change.seqs, change.skipped) + until
 
     # Queries
 
@@ -185,28 +186,28 @@ class QueueShell(Shell):
     def _move(self, name: str) -> Iterator[str]:
         change = lease_jobs.begin_dead_lettering(self._topic(name), 100, self.now)
         self._lease_change(change)
-        yield _told("moving", change.seqs)
+        yield _outcome("moving", change.seqs)
 
     def _finish(self, change: FinishJobs, done: str) -> Iterator[str]:
         self.submit(change)
-        yield _told(done, change.seqs)
+        yield _outcome(done, change.seqs)
 
-    def _bury(self, name: str, *seqs: str) -> Iterator[str]:
+    def _remove_dead(self, name: str, *seqs: str) -> Iterator[str]:
         change = finish_jobs.remove_dead_lettered(self._topic(name), [*map(int, seqs)], self.now)
-        yield from self._finish(change, "buried")
+        yield from self._finish(change, "removed")
 
     def _refuse(self, name: str, *seqs: str) -> Iterator[str]:
         lease_jobs.return_to_dead(self._topic(name), [*map(int, seqs)])
         return iter(())
 
-    def _requeue_dead(self, name: str) -> Iterator[str]:
+    def _recheck(self, name: str) -> Iterator[str]:
         jobs_of(self._topic(name)).recheck_dead()
         return iter(())
 
-    def _aside(self, name: str, *seqs: str) -> Iterator[str]:
-        yield _told("aside", claims.reserve(self._topic(name), [*map(int, seqs)], self.now))
+    def _reserve(self, name: str, *seqs: str) -> Iterator[str]:
+        yield _outcome("reserved", claims.reserve(self._topic(name), [*map(int, seqs)], self.now))
 
-    def _back(self, name: str, *seqs: str) -> Iterator[str]:
+    def _unreserve(self, name: str, *seqs: str) -> Iterator[str]:
         claims.unreserve(self._topic(name), [*map(int, seqs)], self.now)
         return iter(())
 
@@ -226,11 +227,11 @@ class QueueShell(Shell):
         self._begin_process()
 
 
-def _asked(words: tuple[str, ...]) -> tuple[list[int], list[str] | None]:
+def _seqs_and_tokens(words: tuple[str, ...]) -> tuple[list[int], list[str] | None]:
     tokens = [word.removeprefix("token=") for word in words if word.startswith("token=")]
     return values_of(words), tokens or None
 
 
-def _told(done: str, seqs: Iterable[int], skipped: Iterable[int] = ()) -> str:
+def _outcome(done: str, seqs: Iterable[int], skipped: Iterable[int] = ()) -> str:
     text = f"{done} {' '.join(map(str, seqs)) or 'nothing'}"
     return text + "".join(f", skipped {seq}" for seq in skipped)

@@ -45,13 +45,15 @@ class ShardMachine(RuleBasedStateMachine):
         self.checkpoint: dict[str, Any] | None = None
         self.checkpointing: dict[str, Any] | None = None
         self.kept_in_memory: set[int] = set()
-        self.untold: set[int] = set()  # Topics with a floor that readers saw and that the log lacks
+        self.unlogged: set[int] = (
+            set()
+        )  # Topics with a floor that readers saw and that the log lacks
 
     def config_effect(self, topic: Topic, config: TopicConfig) -> Callable[[Any], None]:
         """Return the effect of replaying a TOPIC frame that is written now."""
         raise NotImplementedError
 
-    def begin_again(self, power: bool) -> list[Frame]:
+    def restart_world(self, power: bool) -> list[Frame]:
         """Restart the world, and the models from its log. Return the frames that the start has to
         write.
         """
@@ -77,7 +79,7 @@ class ShardMachine(RuleBasedStateMachine):
         Expired records that readers saw as removed stay removed.
         """
         world, waiting = self.world, self.world.pending
-        self.untold |= {
+        self.unlogged |= {
             pending.change.topic.id for pending in waiting if isinstance(pending.change, FloorMoved)
         }
         world.cut(world.written)
@@ -163,7 +165,7 @@ class ShardMachine(RuleBasedStateMachine):
         if old:
             self.checkpoint = None
         self.checkpointing = None
-        for frame in self.begin_again(power):
+        for frame in self.restart_world(power):
             topic = world.engine.by_id[frame.topic_id]
             world.write(frame, self.config_effect(topic, topic.config))
         world.synced = world.position

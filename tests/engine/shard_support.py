@@ -149,10 +149,12 @@ class EngineHarness:
         return change
 
     def delete_records(self, name: str, **body: Any) -> DeleteRecords:
-        asked = decode_delete(json_bytes(body))
+        selector = decode_delete(json_bytes(body))
         change = delete_records.decide(
             self.engine.table,
-            delete_records.remaining_delete(self.engine.table, name, asked.before_seq, asked.match),
+            delete_records.remaining_delete(
+                self.engine.table, name, selector.before_seq, selector.match
+            ),
             self.now,
         )
         self.pending.append(change)
@@ -190,8 +192,8 @@ class EngineHarness:
         self._views.append(view)
         return locator
 
-    def read(self, name: str, from_seq: int = 0, limit: int = 1000, **asked: Any) -> Page:
-        return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **asked), self)
+    def read(self, name: str, from_seq: int = 0, limit: int = 1000, **options: Any) -> Page:
+        return read(self.engine.topic(name), Diff(from_seq=from_seq, limit=limit, **options), self)
 
 
 def fill(harness: EngineHarness, *writes: int, **config: Any) -> None:

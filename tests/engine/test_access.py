@@ -128,10 +128,10 @@ def test_a_key_that_a_header_cannot_carry_is_rejected(text: str) -> None:
         Access.parse(text)
 
 
-@pytest.mark.parametrize("again", ["key:write", f"sha256:{hashlib.sha256(b'key').hexdigest()}"])
-def test_a_duplicate_key_is_rejected(again: str) -> None:
+@pytest.mark.parametrize("duplicate", ["key:write", f"sha256:{hashlib.sha256(b'key').hexdigest()}"])
+def test_a_duplicate_key_is_rejected(duplicate: str) -> None:
     with pytest.raises(ValueError, match="twice"):
-        Access.parse(f"key:read,other,{again}")
+        Access.parse(f"key:read,other,{duplicate}")
 
 
 def test_a_list_of_only_commas_is_rejected_instead_of_disabling_authentication() -> None:
@@ -176,7 +176,7 @@ def test_a_token_is_compared_with_every_key_even_after_a_match(
         return left == right
 
     monkeypatch.setattr(hmac, "compare_digest", counting)
-    for token in (b"first", b"second", b"third", b"nobody"):
+    for token in (b"first", b"second", b"third", b"unknown"):
         compared.clear()
         access.authenticate(token)
         assert compared == [principal.digest for principal in access.principals]
@@ -185,7 +185,7 @@ def test_a_token_is_compared_with_every_key_even_after_a_match(
 def test_without_keys_authentication_is_off_and_every_token_is_accepted() -> None:
     for access in (Access(), Access.parse(""), Access.parse(" \n")):
         assert not access.enabled
-        assert access.authenticate(b"whatever") is ANYONE
+        assert access.authenticate(b"any token") is ANYONE
     assert ANYONE.allows(ALL_SCOPES)
     assert ANYONE.covers("any")
 
@@ -194,10 +194,10 @@ def test_without_keys_authentication_is_off_and_every_token_is_accepted() -> Non
 
 
 def test_a_key_is_found_after_a_reload_even_if_its_rights_have_changed() -> None:
-    before = Access.parse("kept:r:a|b,changed:r,gone")
+    before = Access.parse("kept:r:a|b,changed:r,removed")
     after = Access.parse("changed:r:a,kept:read:b|a,new")
-    kept, changed, gone = (after.current(one) for one in before.principals)
-    assert gone is None
+    kept, changed, removed = (after.current(one) for one in before.principals)
+    assert removed is None
     assert kept is after.principals[1]
     assert kept.has_rights_of(before.principals[0])
     assert changed is after.principals[0]
@@ -223,5 +223,5 @@ def test_the_alias_is_derived_from_the_digest_of_the_digest() -> None:
 def test_a_key_is_allowed_exactly_its_scopes() -> None:
     for mask in range(1, 16):
         principal = Principal(b"", Scope(mask))
-        for asked in range(1, 16):
-            assert principal.allows(Scope(asked)) == (asked & mask == asked)
+        for requested in range(1, 16):
+            assert principal.allows(Scope(requested)) == (requested & mask == requested)

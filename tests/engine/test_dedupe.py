@@ -173,17 +173,17 @@ def test_the_keys_of_the_source_that_was_idle_longest_are_dropped_first() -> Non
 def test_a_checkpoint_and_the_frames_after_it_restore_the_same_copy_keys() -> None:
     """The checkpoint may already cover some of those frames."""
     notes = [(copy_key("dead_letter", "abc"[at % 3], 7, at), at) for at in range(1, 300)]
-    whole, cut = MovedKeys(), 200
+    original, cut = MovedKeys(), 200
     for key, at in notes[:cut]:
-        whole.add(key, at)
-    again = MovedKeys()
-    for part in parts(whole):
-        again.restore(part)
+        original.add(key, at)
+    restored = MovedKeys()
+    for part in parts(original):
+        restored.restore(part)
     for key, at in notes[cut:]:
-        whole.add(key, at)
+        original.add(key, at)
     for key, at in notes[cut - 50 :]:
-        again.add(key, at)
-    assert sorted(parts(again)) == sorted(parts(whole))
+        restored.add(key, at)
+    assert sorted(parts(restored)) == sorted(parts(original))
 
 
 # Keys of idle topics

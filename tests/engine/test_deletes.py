@@ -116,9 +116,9 @@ def test_any_selection_equals_that_of_a_plain_list(seed: int, short_slices: None
     tags = dict(enumerate("".join(writes), 1))
 
     def remove() -> None:
-        gone = sorted(rng.sample(sorted(tags), min(len(tags), rng.randrange(4))))
-        delete_runs(topic, [SeqRun(seq, 1) for seq in gone], harness)
-        for seq in gone:
+        removed = sorted(rng.sample(sorted(tags), min(len(tags), rng.randrange(4))))
+        delete_runs(topic, [SeqRun(seq, 1) for seq in removed], harness)
+        for seq in removed:
             del tags[seq]
 
     remove()
@@ -150,7 +150,7 @@ def test_any_selection_equals_that_of_a_plain_list(seed: int, short_slices: None
         *(("x", [2, 3, 4, 5, 6]), (["tag", "Eq", "x"], [2, 3, 4, 5, 6])),
         *((["tag", "Glob", "x*"], [4, 5, 6]), (["tag", "Glob", "*"], [6])),
         *(("x*", [1, 3, 4, 5, 6]), ("", [1, 2, 3, 4, 6])),
-        *(("nobody", [1, 2, 3, 4, 5, 6]), (["tag", "Glob", 'é"*'], [1, 2, 3, 5, 6])),
+        *(("no match", [1, 2, 3, 4, 5, 6]), (["tag", "Glob", 'é"*'], [1, 2, 3, 5, 6])),
     ],
 )
 def test_eq_matches_the_complete_tag_and_glob_its_prefix(
@@ -187,7 +187,7 @@ def test_only_the_fsync_class_syncs_deletes_and_only_logged_records_write_a_dele
 # Tag index
 
 
-def test_tags_are_found_in_every_portion_of_the_index_until_they_are_dropped() -> None:
+def test_tags_are_found_in_every_part_of_the_index_until_they_are_dropped() -> None:
     tags = TagIndex()
     texts = [f"tag-{number * 7919 % 20_011:05d}" for number in range(3 * BLOCK_TAGS)]
     tags.add([(index, json_string(text)) for index, text in enumerate(texts)], 100)
@@ -198,9 +198,9 @@ def test_tags_are_found_in_every_portion_of_the_index_until_they_are_dropped() -
                 for index, text in enumerate(texts)
                 if text.startswith(prefix) and first <= 100 + index < stop
             ]
-            found, looked = tags.find(TagMatch("Glob", prefix), first, stop)
+            found, visited = tags.find(TagMatch("Glob", prefix), first, stop)
             assert sorted(found) == expected
-            assert looked <= len(texts) + 1
+            assert visited <= len(texts) + 1
     one = TagMatch("Eq", texts[17])
     assert tags.find(one, 0, 99_000)[0] == [117]
     tags.add([(0, json_string(texts[17])), (1, json_string(texts[17]))], 99_000)

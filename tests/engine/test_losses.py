@@ -32,7 +32,9 @@ def test_deleted_records_in_a_damaged_write_are_not_lost(harness: EngineHarness)
     mark_damaged(topic, 0, harness)
     assert topic.damage_floor == 4, "seqs 2 and 3 were damaged"
     assert (topic.count, topic.earliest_seq) == (1, 5)
-    assert gap_of(harness.read("a", 1)) == (2, 4, "damaged"), "a gap runs across what was deleted"
+    assert gap_of(harness.read("a", 1)) == (2, 4, "damaged"), (
+        "a gap continues across deleted records"
+    )
 
 
 def test_each_loss_is_reported_once_across_deleted_and_filtered_records(
@@ -58,9 +60,13 @@ def test_each_loss_is_reported_once_across_deleted_and_filtered_records(
         *(((6, 7, "mixed"), 8), (None, 2), ((2, 4, "mixed"), 5)),
     ]
     assert gap_of(harness.read("a", 1, until_seq=3)) == (2, 4, "mixed"), "a gap is reported as one"
-    assert harness.read("a", 1, until_seq=3).next_from_seq == 5, "and the reader goes on behind it"
+    assert harness.read("a", 1, until_seq=3).next_from_seq == 5, (
+        "the cursor continues after the gap"
+    )
     page = read(topic, Diff(from_seq=1), harness, head_seq=3)
-    assert (gap_of(page), page.next_from_seq) == ((2, 3, "mixed"), 3), "but to the head it may see"
+    assert (gap_of(page), page.next_from_seq) == ((2, 3, "mixed"), 3), (
+        "the gap ends at the head that the reader may see"
+    )
 
 
 # Seqs that are skipped because the source of a router has lost records
@@ -128,7 +134,7 @@ def test_losses_below_the_start_raise_the_floors(harness: EngineHarness, topic: 
 def test_records_with_unreadable_lengths_are_removed_with_estimated_sizes(
     harness: EngineHarness, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = topic.bytes
+    before = topic.bytes
 
     def unreadable(locator: Locator) -> RecordsView:
         raise Unreadable
@@ -137,7 +143,7 @@ def test_records_with_unreadable_lengths_are_removed_with_estimated_sizes(
     assert live_of(topic, 2, 0, 4, harness).record_count == 4
     assert cut_to(topic, 4, harness) == 3
     assert topic.count == 6
-    assert 0 < topic.bytes < whole
+    assert 0 < topic.bytes < before
     assert cut_to(topic, 10, harness) == 9
     assert (topic.count, topic.bytes) == (0, 0)
 

@@ -39,5 +39,5 @@ def test_an_extension_logs_a_lease_that_was_granted_before_leases_were_durable()
     queues.extend("q", "n", [0], "none", 300)
     queues.commit_all()
     queues.restart(False, 0, True, False)
-    queues.the_engine_is_the_model()
+    queues.the_engine_equals_the_model()
     assert [job.seq for job in queues.models[queues.names["q"]].held("n")] == [1]

@@ -57,7 +57,7 @@ def test_a_new_topic_takes_a_slot_and_a_committed_delete_frees_it() -> None:
     shard.harness.append("b", 2)
     shard.harness.commit()
     shard.harness.delete("a")
-    assert refusal(shard.harness.put, "c") == detail, "the delete may fail yet"
+    assert refusal(shard.harness.put, "c") == detail, "the delete may still fail"
     shard.harness.commit()
     shard.harness.put("c")
     assert sorted(shard.harness.engine.topics) == ["b", "c"]
@@ -71,7 +71,7 @@ def test_a_write_above_the_byte_cap_is_rejected_completely() -> None:
     held, head = shard.held, shard.harness.engine.topic("a").next_seq
     detail = {"limit": "max_total_bytes", "max": 300}
     assert refusal(shard.harness.append, "a", 1, "x" * 300) == detail
-    assert refusal(shard.harness.append, "new", 1, "x" * 300) == detail, "and makes no topic"
+    assert refusal(shard.harness.append, "new", 1, "x" * 300) == detail, "no topic is created"
     assert refusal(shard.harness.decide_long, "a", 1, "x" * 300) == detail
     assert (shard.held, shard.harness.engine.topic("a").next_seq) == (held, head)
     assert [*shard.harness.engine.topics] == ["a"]
@@ -270,7 +270,7 @@ class Charges(RuleBasedStateMachine):
         assert self.shard.topics.total() <= 2
 
     @invariant()
-    def charges_are_what_counting_says(self) -> None:
+    def charges_equal_counted_values(self) -> None:
         topics = self._topics()
         assert self.shard.bytes.own == sum(topic.charge for topic in topics)
         assert self.shard.topics.own == len(topics)

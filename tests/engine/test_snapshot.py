@@ -116,10 +116,10 @@ def test_a_restored_extent_counts_its_live_records_and_is_dropped_without_any(
     harness.commit()
     replay, topic = restored(harness)
     assert not restore_extent(replay, topic.id, extent(1, 3), 0, 0), "it is below the start"
-    assert not restore_extent(replay, topic.id, extent(4, 2), 2, 200), "all is deleted"
+    assert not restore_extent(replay, topic.id, extent(4, 2), 2, 200), "all its records are deleted"
     assert restore_extent(replay, topic.id, extent(6, 4), 1, 100)
     assert (topic.count, topic.bytes, topic.head_seq, topic.sealed_seq) == (3, 300, 9, 9)
-    assert not restore_extent(replay, 99, extent(1, 1), 0, 0), "its topic is gone"
+    assert not restore_extent(replay, 99, extent(1, 1), 0, 0), "its topic is deleted"
     with pytest.raises(StateMismatch, match="already exists"):
         restore_extent(replay, topic.id, extent(9, 1), 0, 0)
 
@@ -130,13 +130,13 @@ def test_only_unexpired_keys_of_writes_without_records_are_stored_in_the_checkpo
     harness.append("a", 0, key="over", config={"idempotency_window_ms": 1000})
     harness.commit()
     harness.later(600)
-    harness.append("a", 1, key="gone")
+    harness.append("a", 1, key="expired")
     harness.append("a", 2, key="here")
     harness.commit()
     harness.delete_records("a", before_seq=3)
     harness.commit()
     topic, now = harness.engine.topic("a"), Now(harness.now.ts + 500, harness.now.ms + 500)
-    digest = digest_of("gone").to_bytes(DIGEST_BYTES, "little")
+    digest = digest_of("expired").to_bytes(DIGEST_BYTES, "little")
     assert [*key_items(topic, now)] == [KEY_ROW.pack(digest, 2, 1, harness.now.ts), None]
 
 

@@ -170,7 +170,7 @@ def test_a_cut_writes_a_floor_frame_only_if_the_log_holds_removed_records(
     harness.put("a", durability="ephemeral")
     harness.commit()
     # The third cut removes only records that the log does not contain
-    for told in (True, True, False):
+    for is_logged in (True, True, False):
         harness.append("a", 1)
         harness.commit()
-        assert (expire(harness) is not None) is told
+        assert (expire(harness) is not None) is is_logged

@@ -88,7 +88,7 @@ class Retention(TopicPicks):
         asked_epoch = None if epoch is None else topic.epoch + epoch
         tags, meta, data = flags
         head, until = bounds
-        asked = Diff(
+        view = Diff(
             from_seq,
             limit,
             frozenset(nodes),
@@ -98,7 +98,7 @@ class Retention(TopicPicks):
             include_data=data,
             until_seq=until,
         )
-        page = read(topic, asked, self.world, head_seq=head)
+        page = read(topic, view, self.world, head_seq=head)
         recreated = epoch == 1 or (epoch is None and from_seq > model.head)
         head = model.head if head is None else head
         expected = model.read(
@@ -122,10 +122,10 @@ class Retention(TopicPicks):
 
     # Restarts
 
-    def begin_again(self, power: bool) -> list[Frame]:
+    def restart_world(self, power: bool) -> list[Frame]:
         frames = self.world.restart(self.now, self.checkpoint, power=power)
         self.held = None
-        self._models_again(power)
+        self._rebuild_models(power)
         self._check_everything()
         return frames
 
@@ -135,14 +135,14 @@ class Retention(TopicPicks):
         assert self.names == {model.name: topic_id for topic_id, model in self.models.items()}
         for topic_id, topic in engine.by_id.items():
             model = self.models[topic_id]
-            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.untold:
+            if self.checkpoint is not None and topic_id in self.kept_in_memory | self.unlogged:
                 # The checkpoint contains evictions that were caused by records in memory, deletes
                 # of these records, and floors that readers saw but the log lacks.
                 assert topic.start_seq >= model.start
                 model.cut(topic.start_seq)
                 model.losses, model.floors["loss"] = list(topic.losses), topic.loss_floor
                 model.floors["cap"] = max(model.floors["cap"], topic.cap_floor)
-                if topic_id in self.untold:
+                if topic_id in self.unlogged:
                     model.floors["ttl"] = max(model.floors["ttl"], topic.ttl_floor)
             near = {
                 seq + off for record in model.records for seq in (record.seq,) for off in (-1, 0, 1)
@@ -162,7 +162,7 @@ class Retention(TopicPicks):
                 "trim": topic.trim_floor,
             }
 
-    def _models_again(self, power: bool) -> None:
+    def _rebuild_models(self, power: bool) -> None:
         models: Models = {}
         for logged in self.world.log:
             if logged.effect is not None:
@@ -189,7 +189,7 @@ class Retention(TopicPicks):
     # Invariants
 
     @invariant()
-    def the_engine_is_the_model(self) -> None:
+    def the_engine_equals_the_model(self) -> None:
         engine = self.world.engine
         assert {name: topic.id for name, topic in engine.topics.items()} == self.names
         for topic_id in self.names.values():

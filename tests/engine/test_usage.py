@@ -63,9 +63,9 @@ def test_a_step_counts_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatc
 
 
 def claim(harness: EngineHarness, topic: Topic, lease_ms: int) -> None:
-    ask = ClaimRequest(jobs_of(topic).leases.poller("w"), 1, lease_ms)
+    request = ClaimRequest(jobs_of(topic).leases.poller("w"), 1, lease_ms)
     harness.pending += lease_jobs.claim(
-        harness.engine.table, topic, [ask], harness.now, evenly=False
+        harness.engine.table, topic, [request], harness.now, evenly=False
     )
     harness.commit()
 
@@ -103,14 +103,14 @@ def test_stale_scheduled_times_are_swept(monkeypatch: pytest.MonkeyPatch) -> Non
         assert sums(counted, harness) == Usage([topic], harness.now.ms).sums
         assert len(counted._times) <= 2 + usage.STALE_MIN
     for number in range(30):  # Queues are created and deleted
-        gone = topic_of(harness, f"gone{number}", type="queue")
-        harness.append(gone.name, records=[{"data": 1, "delay_ms": 10**9}])
+        deleted = topic_of(harness, f"gone{number}", type="queue")
+        harness.append(deleted.name, records=[{"data": 1, "delay_ms": 10**9}])
         harness.commit()
-        counted.touch(gone)
+        counted.touch(deleted)
         sums(counted, harness)
-        harness.delete(gone.name)
+        harness.delete(deleted.name)
         harness.commit()
-        counted.touch(gone)
+        counted.touch(deleted)
         assert len(counted._times) <= 2 * 2 + usage.STALE_MIN
         sums(counted, harness)
     harness.later(10**9)

@@ -241,7 +241,7 @@ class TopicChanges(TopicMachine):
             return
         change = advance(topic, count, self.now)
         topic_id, skipped = topic.id, change.skipped
-        assert skipped is not None, "some seqs burn"
+        assert skipped is not None, "some seqs are skipped"
         self._submit(
             change,
             {FrameKind.FORWARD: lambda models: models[topic_id].trim_again(*skipped)},
@@ -279,12 +279,12 @@ class TopicChanges(TopicMachine):
         if topic is None or (back is None and match is None):
             return
         before = None if back is None else max(topic.head_seq - back, 0)
-        asked = decode_delete(json_bytes({"before_seq": before, "match": match}))
-        if asked.match is not None and delete_records.must_wait(self.world.engine.table, name):
+        selector = decode_delete(json_bytes({"before_seq": before, "match": match}))
+        if selector.match is not None and delete_records.must_wait(self.world.engine.table, name):
             self.commit_all()
         self._delete(
             delete_records.remaining_delete(
-                self.world.engine.table, name, asked.before_seq, asked.match
+                self.world.engine.table, name, selector.before_seq, selector.match
             )
         )
 
@@ -304,7 +304,7 @@ class TopicChanges(TopicMachine):
         topic_id, model = rest.topic.id, self.models[rest.topic.id]
         with patch.multiple(delete_records, **SMALL_SLICES):
             change = delete_records.decide(self.world.engine.table, rest, self.now)
-        assert change.rest is None or change.bound > rest.first, "each slice comes further"
+        assert change.rest is None or change.bound > rest.first, "each slice advances"
         seqs = {seq for seq in model.matching(change.bound, rest.match) if seq >= rest.first}
         assert rest.match is None or len(seqs) <= 4 * SMALL_SLICES["SLICE_RECORDS"]
 

@@ -67,9 +67,9 @@ class TopicPicks(TopicChanges):
         for gap, count, hop in ranges:
             hops.note(seq + gap + 1, seq + gap + count, hop)
             seq += gap + count
-        asked = None if match is None else tag_match(match)
-        found = self._picked(topic, cursor, asked, hops, bounds, reads_all)
-        assert found == expected(model, cursor, asked, hops)
+        filter_ = None if match is None else tag_match(match)
+        found = self._picked(topic, cursor, filter_, hops, bounds, reads_all)
+        assert found == expected(model, cursor, filter_, hops)
         live = [record for record in model.live if record.seq > cursor]
         age = max(self.now.ts - live[0].ts, 0) if live else 0
         assert lag(topic, self.world, cursor, self.now.ts) == (len(live), age)
@@ -101,7 +101,7 @@ class TopicPicks(TopicChanges):
             )
             if picked.to_seq == cursor:
                 assert picked == ([], cursor, 0, 0, 0, 0)
-                assert cursor == topic.head_seq, "it goes on while there is anything"
+                assert cursor == topic.head_seq, "picking continues up to the head"
                 return steps
             assert cursor < picked.to_seq <= topic.head_seq
             steps += self._steps_of(picked, bounds)

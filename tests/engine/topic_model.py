@@ -122,11 +122,11 @@ class TopicModel:
         }
 
     def delete(self, seqs: set[int]) -> int:
-        gone = [record for record in self.live if record.seq in seqs]
-        for record in gone:
+        removed = [record for record in self.live if record.seq in seqs]
+        for record in removed:
             record.live = False
         self.settle()
-        return len(gone)
+        return len(removed)
 
     def cut(self, start: int) -> None:
         """Delete all records below ``start``, as a replayed frame specifies."""

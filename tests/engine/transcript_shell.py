@@ -4,14 +4,14 @@
     append TOPIC DATA ... FIELD=VALUE    append records; ``key``, ``node``, ``tag``, ``create``
     delete TOPIC before=SEQ tag=TAG      delete records; ``tag=PREFIX*`` matches a prefix
     drop TOPIC if_empty=true             delete the topic
-    burn TOPIC COUNT                     skip seqs, as for lost records of a router's source
+    skip TOPIC COUNT                     skip seqs, as for lost records of a router's source
     read TOPIC FROM FIELD=VALUE          ``limit``, ``node``, ``epoch``, ``until``, ``tags``
     state TOPIC                          the state that ``GET`` returns
     wait MS                              advance both clocks
     hold                                 keep the following changes pending
     commit                               commit all pending changes and end ``hold``
     fail                                 undo all pending changes and end ``hold``
-    seal                                 turn the log written so far into a segment
+    seal                                 seal the current log into a segment
     kill | power                         restart after a SIGKILL, or after a power failure
 
 Changes that are not held are committed as soon as they are decided, and synced if their class
@@ -66,7 +66,7 @@ class Shell:
             "append": self._append,
             "delete": self._delete,
             "drop": self._drop,
-            "burn": self._burn,
+            "skip": self._skip,
             "read": self._read,
             "state": self._state,
             "wait": self._wait,
@@ -119,12 +119,12 @@ class Shell:
         if "tag" in fields:
             tag = str(fields["tag"])
             body["match"] = ["tag", "Glob" if tag.endswith("*") else "Eq", tag]
-        asked = decode_delete(json_bytes(body))
+        selector = decode_delete(json_bytes(body))
         self.expire(name)
         change = delete_records.decide(
             self.world.engine.table,
             delete_records.remaining_delete(
-                self.world.engine.table, name, asked.before_seq, asked.match
+                self.world.engine.table, name, selector.before_seq, selector.match
             ),
             self.now,
         )
@@ -141,12 +141,12 @@ class Shell:
         self.submit(change)
         yield "dropped"
 
-    def _burn(self, name: str, count: str) -> Iterator[str]:
+    def _skip(self, name: str, count: str) -> Iterator[str]:
         self.expire(name)
         topic = self.world.engine.topic(name)
         change = advance(topic, int(count), self.now)
         self.submit(change)
-        assert change.skipped is not None, "some seqs burn"
+        assert change.skipped is not None, "some seqs are skipped"
         yield _seqs(change.skipped.first, change.trimmed)
 
     def submit(self, change: Change) -> None:
@@ -174,7 +174,7 @@ class Shell:
         fields = fields_of(words)
         topic = self.world.engine.topic(name)
         self.expire(name)
-        asked = Diff(
+        view = Diff(
             from_seq=int(from_seq),
             limit=fields.get("limit", 1000),
             nodes=frozenset([fields["node"]] if "node" in fields else ()),
@@ -182,7 +182,7 @@ class Shell:
             epoch=topic.epoch - 1 if fields.get("epoch") == "earlier" else None,
             until_seq=fields.get("until"),
         )
-        yield from _shown(read(topic, asked, self.world))
+        yield from _shown(read(topic, view, self.world))
 
     def _state(self, name: str) -> Iterator[str]:
         topic = self.world.engine.topic(name)
@@ -263,8 +263,8 @@ def _seqs(first_seq: int, count: int) -> str:
 
 def _shown(page: Page) -> Iterator[str]:
     if page.tombstone is not None:
-        told = page.tombstone
-        yield f"tombstone {told.gap_from} to {told.gap_to}, {told.reason}"
+        gap = page.tombstone
+        yield f"tombstone {gap.gap_from} to {gap.gap_to}, {gap.reason}"
     records = json.loads(b"[" + b",".join(page.chunks) + b"]")
     for record in records:
         extra = "".join(f" {name}={record[name]}" for name in ("$node", "$tag") if name in record)

@@ -118,7 +118,7 @@ class World:
     # The store of the engine
 
     def records(self, locator: int) -> AbstractView:
-        assert locator not in self.released, "nobody asks for what was released"
+        assert locator not in self.released, "the engine reads no released locator"
         if is_in_memory(locator):
             return self.resident[locator]
         if is_extent(locator):

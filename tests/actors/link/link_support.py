@@ -35,7 +35,7 @@ class End:
 
 
 class Pair:
-    """Both ends on one board. ``restart`` does what the supervisor does when one side has died."""
+    """Both ends on one board. `restart_shard` acts as the supervisor does when a shard has died."""
 
     def __init__(self, sizes: LinkSizes = SMALL) -> None:
         self.board = Board(1)

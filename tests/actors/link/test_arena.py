@@ -36,7 +36,7 @@ def resident_kib(memory: ArenaMemory) -> int:
         start, dash, end = line.split(" ")[0].partition("-")
         if dash and int(start, 16) <= address < int(end, 16):
             return next(int(field.split()[1]) for field in lines if field.startswith("Rss:"))
-    raise AssertionError("the mapping is in the list")
+    raise AssertionError("the list does not contain the mapping")
 
 
 def test_a_block_is_free_only_after_its_release() -> None:
@@ -44,12 +44,12 @@ def test_a_block_is_free_only_after_its_release() -> None:
     block = writer.reserve(4 * PAGE_BYTES)
     assert block is not None
     writer.mark_sent(block)
-    block.free()  # The holder has nothing left to free
+    block.free()  # Has no effect, because the block was sent
     assert writer.reserve(1) is None
     view = reader.open(block.offset, block.length)
     assert view is not None
     assert reader.release(view) == (block.offset, block.length)
-    assert reader.release(view) is None, "only the first time counts"
+    assert reader.release(view) is None, "only the first release has an effect"
     assert writer.release(block.offset)
     assert not writer.release(block.offset)
     assert writer.used_bytes == 0
@@ -105,20 +105,20 @@ def test_a_block_that_cannot_grow_in_place_moves_with_its_bytes(
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
     _, writer, _ = arena_ends(pages=12)
     before, block = filled(writer, 2, b"b"), filled(writer, 3, b"x")
-    free, behind = filled(writer, 1, b"-"), filled(writer, 1, b"y")
+    free, after = filled(writer, 1, b"-"), filled(writer, 1, b"y")
     free.free()
     block.view[:] = body = random.Random(1).randbytes(block.length)
     assert grown(block, 5, len(body) - 7) > 3
     assert bytes(block.view[: len(body) - 7]) == body[:-7]
-    assert bytes(behind.view) == b"y" * PAGE_BYTES
+    assert bytes(after.view) == b"y" * PAGE_BYTES
     assert writer.used_bytes == (2 + 5 + 1) * PAGE_BYTES
-    for one in (before, block, behind):
+    for one in (before, block, after):
         one.free()
     assert writer.used_bytes == 0
     assert writer.reserve(12 * PAGE_BYTES) is not None, "no page is lost"
 
 
-def test_a_block_that_is_freed_while_it_moves_frees_both_places(
+def test_a_block_that_is_freed_while_it_moves_frees_both_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arena, "SLICE_BYTES", 1000)
@@ -200,7 +200,7 @@ def test_pages_that_are_not_yet_returned_to_the_system_can_be_reserved_again() -
 
 def test_a_slow_reader_is_notified_once_when_a_session_waits_for_its_block() -> None:
     _, writer, reader = arena_ends(pages=4)
-    told: list[str] = []
+    notified: list[str] = []
     views = []
     for name in ("slow", "done", "next session"):
         if name == "next session":
@@ -211,13 +211,13 @@ def test_a_slow_reader_is_notified_once_when_a_session_waits_for_its_block() -> 
         writer.mark_sent(block)
         view = reader.open(block.offset, block.length)
         assert view is not None
-        reader.on_reclaim(view, partial(told.append, name))
+        reader.on_reclaim(view, partial(notified.append, name))
         views.append(view)
     reader.release(views[1])
     reader.reclaim(3)
     reader.reclaim(3)
-    assert told == ["slow"]
-    assert reader.is_used(3), "until it has released the block"
+    assert notified == ["slow"]
+    assert reader.is_used(3), "the slow reader has not released its block yet"
     reader.release(views[0])
     assert not reader.is_used(3)
 
@@ -247,9 +247,9 @@ def test_the_next_session_does_not_reuse_blocks_that_are_still_read() -> None:
     for view in views:
         assert bytes(view[:4]) == b"ssss"
         assert reader.is_used(3)
-        assert reader.release(view) is None, "its session is over: nobody waits for a RELEASE"
+        assert reader.release(view) is None, "the writer of a closed session needs no RELEASE"
     assert not reader.is_used(3)
-    assert bytes(views[0][:4]) == bytes(4), "its pages went back"
+    assert bytes(views[0][:4]) == bytes(4), "its pages were returned to the system"
 
 
 # One mapping with two halves, which alternate between sessions

@@ -25,7 +25,7 @@ def test_no_two_fields_share_a_cell() -> None:
     board = Board(3)
     value = 10
     expected: list[tuple[FrontCells | ShardCells, str, int]] = []
-    for process, words in enumerate(map(board.process, board.processes)):
+    for process, cells in enumerate(map(board.process, board.processes)):
         for name in (
             "pid",
             "spawns",
@@ -35,14 +35,14 @@ def test_no_two_fields_share_a_cell() -> None:
             "disk_silent_ms",
             "delay_ms",
         ):
-            if hasattr(words, name):
+            if hasattr(cells, name):
                 value += 1
-                setattr(words, name, value)
-                expected.append((words, name, value))
+                setattr(cells, name, value)
+                expected.append((cells, name, value))
         for number in range(COUNTERS):
-            words.counters[number] = 10_000 * (process + 1) + number
+            cells.counters[number] = 10_000 * (process + 1) + number
     assert len(expected) == 3 + 3 * 7
-    assert all(getattr(words, name) == stored for words, name, stored in expected)
+    assert all(getattr(cells, name) == stored for cells, name, stored in expected)
     assert [list(board.process(one).counters) for one in board.processes] == [
         [10_000 * (process + 1) + number for number in range(COUNTERS)] for process in range(4)
     ]
@@ -55,7 +55,7 @@ def test_a_new_session_of_one_pair_does_not_affect_the_others() -> None:
         cell = board.session_cell(*reversed(pair))
         for _ in range(number):
             board.bump_session(*pair)
-        assert cell[0] == 1 + number, "whichever end is named first"
+        assert cell[0] == 1 + number, "the order of the ends does not matter"
     assert [board.session(*pair) for pair in pairs(board)] == [1, 2, 3, 4, 5, 6]
 
 

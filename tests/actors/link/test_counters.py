@@ -33,7 +33,7 @@ def values(board: Board, name: str) -> list[Value]:
 
 def test_declared_names_and_kinds_follow_the_rules_of_metrics() -> None:
     for table in TABLE.values():
-        assert len({metric.name for metric in table}) == len(table), "a name stands there once"
+        assert len({metric.name for metric in table}) == len(table), "each name is declared once"
         assert sum(metric.cells for metric in table) <= COUNTERS
     for metric in chain(*TABLE.values()):
         assert metric.name.startswith("topics_")
@@ -50,10 +50,10 @@ def test_counters_continue_after_a_restart_and_gauges_begin_with_0(process: Proc
     board = Board(1)
     lag = [0] * len(counters.LAG_BOUNDS_US)
     for life in range(2):
-        words = CounterCells(board, process)
+        cells = CounterCells(board, process)
         assert values(board, "topics_link_backlog_bytes") == [0]
         for count in (3, 5):
-            words.store(
+            cells.store(
                 {
                     "topics_link_backlog_bytes": 99,
                     "topics_link_late_bells_total": count,

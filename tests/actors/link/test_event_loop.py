@@ -40,14 +40,14 @@ class CountedIterations:
 
     def __init__(self) -> None:
         self.is_open, self.count = False, 0
-        self.runs_tasks, self.asked = False, 0
+        self.runs_tasks, self.unflushed_calls = False, 0
 
     def end(self) -> None:
         self.is_open = False
         self.count += 1
 
     def flush(self) -> None:
-        self.asked = 0
+        self.unflushed_calls = 0
 
 
 def test_a_ready_descriptor_is_served_in_an_iteration_until_it_is_unwatched(
@@ -79,7 +79,7 @@ def test_a_ready_descriptor_is_served_in_an_iteration_until_it_is_unwatched(
 
 
 def test_calls_of_tasks_are_flushed_in_the_same_iteration(run: Callable[[Main], None]) -> None:
-    """With another clock, the loop does not flush for them."""
+    """If trio uses another clock, the loop does not flush the calls of tasks."""
 
     async def main(loop: EventLoop) -> None:
         loop.iteration = iterations = CountedIterations()
@@ -87,9 +87,9 @@ def test_calls_of_tasks_are_flushed_in_the_same_iteration(run: Callable[[Main], 
         for wait in (trio.lowlevel.checkpoint, partial(trio.sleep, 0.001)):
             await trio.lowlevel.checkpoint()
             assert iterations.runs_tasks is is_clock
-            iterations.asked = int(iterations.runs_tasks)
+            iterations.unflushed_calls = int(iterations.runs_tasks)
             await wait()
-            assert not iterations.asked
+            assert not iterations.unflushed_calls
 
     run(main)
 

@@ -24,13 +24,13 @@ def topic(number: int, head_seq: int = 10, *, ttl_ms: int = 0, cap_records: int 
     return made
 
 
-def words() -> memoryview:
+def head_cells() -> memoryview:
     return Board(1).heads(0)
 
 
 def commit(change: Any) -> None:
-    for tell in change.topic.followers:
-        tell(change)
+    for notify in change.topic.followers:
+        notify(change)
 
 
 def append(to: Topic, count: int = 1) -> Append:
@@ -39,7 +39,7 @@ def append(to: Topic, count: int = 1) -> Append:
 
 
 def test_an_append_moves_the_head_and_keeps_the_page_valid() -> None:
-    shared, a = words(), topic(1)
+    shared, a = head_cells(), topic(1)
     writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     mark = writer.mark(a)
     assert reader.head(mark) == 10
@@ -50,7 +50,7 @@ def test_an_append_moves_the_head_and_keeps_the_page_valid() -> None:
 
 
 def test_any_other_change_invalidates_the_page_permanently() -> None:
-    shared, a = words(), topic(1)
+    shared, a = head_cells(), topic(1)
     writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     for change in (
         PutTopic(a, [], a.config, Now(0, 0)),
@@ -66,7 +66,7 @@ def test_any_other_change_invalidates_the_page_permanently() -> None:
 
 
 def test_changes_of_other_topics_do_not_affect_a_page() -> None:
-    shared, a, b = words(), topic(1), topic(2, 77)
+    shared, a, b = head_cells(), topic(1), topic(2, 77)
     writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     mark = writer.mark(a)
     for change in (append(b), DeleteRecords(b, 5, None, None), DeleteTopic(b, [], sync=True)):
@@ -77,7 +77,7 @@ def test_changes_of_other_topics_do_not_affect_a_page() -> None:
 
 
 def test_the_least_recently_assigned_slot_is_reused_for_another_topic() -> None:
-    shared = words()
+    shared = head_cells()
     writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     marks = [writer.mark(topic(number, number)) for number in range(1, SLOTS + 2)]
     assert [reader.head(mark) for mark in marks] == [None, *range(2, SLOTS + 2)]
@@ -85,7 +85,7 @@ def test_the_least_recently_assigned_slot_is_reused_for_another_topic() -> None:
 
 
 def test_the_slot_of_a_deleted_topic_is_reused_first() -> None:
-    shared = words()
+    shared = head_cells()
     writer, reader = HeadSlotWriter(shared), HeadSlotReader(shared)
     topics = [topic(number, number) for number in range(1, SLOTS + 1)]
     marks = [writer.mark(each) for each in topics]
@@ -98,26 +98,26 @@ def test_the_slot_of_a_deleted_topic_is_reused_first() -> None:
 
 
 def test_a_new_shard_process_invalidates_every_page() -> None:
-    shared, a = words(), topic(1)
+    shared, a = head_cells(), topic(1)
     before = HeadSlotWriter(shared).mark(a)
     after = HeadSlotWriter(shared)
     assert HeadSlotReader(shared).head(before) is None
     assert after.mark(a) != before
 
 
-def test_only_a_full_page_below_the_head_holds_still() -> None:
+def test_only_a_full_page_below_the_head_depends_only_on_the_version() -> None:
     page = Page(0, 5, 10, 1, None, count=5)
     assert depends_only_on_version(topic(1), page)
     assert not depends_only_on_version(topic(1), Page(0, 10, 10, 1, None, count=10)), (
-        "at the head, an append adds to it"
+        "at the head, an append adds records to the page"
     )
     assert not depends_only_on_version(topic(1), Page(0, 5, 10, 1, None)), (
-        "a long poll waits for what it does not have"
+        "a long poll continues to wait after an empty page"
     )
     assert not depends_only_on_version(
         topic(1), Page(0, 5, 10, 1, Tombstone(1, 2, "cap", 3, 10), count=3)
     )
-    assert not depends_only_on_version(topic(1, ttl_ms=1000), page), "time takes its records"
+    assert not depends_only_on_version(topic(1, ttl_ms=1000), page), "its records may expire"
     assert not depends_only_on_version(topic(1, cap_records=20), page), (
-        "an append takes its records"
+        "an append may evict its records"
     )

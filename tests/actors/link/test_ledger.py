@@ -27,14 +27,14 @@ def test_shards_share_both_caps() -> None:
         assert count.total() == peer.total() == 4
 
 
-def test_an_amount_that_was_not_taken_cannot_be_given_back() -> None:
+def test_an_amount_that_was_not_taken_cannot_be_released() -> None:
     _, (ledger,) = ledgers(1)
-    assert ledger.topics.take(0, amount=3), "0 is no cap"
+    assert ledger.topics.take(0, amount=3), "0 means no cap"
     with pytest.raises(AssertionError):
         ledger.topics.release(4)
 
 
-def test_a_shard_that_took_its_count_back_checks_again_for_capacity() -> None:
+def test_a_shard_that_withdraws_its_count_checks_the_capacity_again() -> None:
     """Two shards each count one for the last slot, and both see a sum above the cap."""
     board, (one, other) = ledgers()
     here, there = one.topics, board.shard(1).limits
@@ -59,7 +59,7 @@ def test_an_amount_above_the_cap_is_rejected_without_being_counted() -> None:
     here = one.topics
 
     def fail() -> None:
-        raise AssertionError("nothing was counted")
+        raise AssertionError("the amount was counted")
 
     here._fence = Fence(fail)
     assert not here.take(10, amount=11)
@@ -76,7 +76,7 @@ def test_a_shard_is_unknown_until_its_first_report() -> None:
     assert one.replayed() is None
     assert other.replayed() is None
     board.shard(1).clear()
-    assert ShardLedger(board, 0).replayed() is None, "also later, when it is away"
+    assert ShardLedger(board, 0).replayed() is None, "the shard remains known after it has stopped"
 
 
 def test_the_usage_of_a_dead_shard_counts_until_its_successor_reports() -> None:
@@ -86,9 +86,9 @@ def test_the_usage_of_a_dead_shard_counts_until_its_successor_reports() -> None:
     assert other.topics.take(5)
     board.shard(1).clear()
     assert not one.topics.take(5)
-    again = ShardLedger(board, 1)
-    assert (again.topics.total(), again.total_bytes.total()) == (5, 200)
-    again.report(2, 90)
+    successor = ShardLedger(board, 1)
+    assert (successor.topics.total(), successor.total_bytes.total()) == (5, 200)
+    successor.report(2, 90)
     assert (one.topics.total(), one.total_bytes.total()) == (4, 190)
     assert one.topics.take(5)
 
@@ -127,14 +127,14 @@ def test_two_shards_that_race_for_the_last_slot_never_both_get_it() -> None:
     granted.
     """
     board, all_ledgers = ledgers(3)
-    words, until = [board.shard(index).counters for index in range(3)], time.monotonic() + 1
+    counters, until = [board.shard(index).counters for index in range(3)], time.monotonic() + 1
 
     def compete(index: int) -> bool:
-        count, own = all_ledgers[index].topics, words[index]
+        count, own = all_ledgers[index].topics, counters[index]
         while time.monotonic() < until:
             if count.take(1):
                 own[0], own[1] = 1, own[1] + 1
-                if any(other[0] for other in words if other is not own):
+                if any(other[0] for other in counters if other is not own):
                     return False
                 own[0] = 0
                 count.release()
@@ -142,7 +142,7 @@ def test_two_shards_that_race_for_the_last_slot_never_both_get_it() -> None:
 
     children = [child(partial(compete, index)) for index in range(3)]
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
-    assert sum(own[1] for own in words) > 100
+    assert sum(own[1] for own in counters) > 100
     assert all_ledgers[0].topics.total() == 0
 
 

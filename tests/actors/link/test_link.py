@@ -43,7 +43,7 @@ def test_nothing_can_be_sent_before_both_ends_are_connected() -> None:
 def test_a_message_arrives_as_it_was_sent(pair: Pair) -> None:
     message_id = pair.front.link.send("rpc/append", b"payload", b"attachment")
     assert pair.front.link.backlog_bytes > 0
-    assert pair.shard.run_once() == [], "nothing travels before the flush"
+    assert pair.shard.run_once() == [], "no message is sent before the flush"
     pair.front.link.flush()
     assert pair.front.link.backlog_bytes == 0
     assert pair.shard.run_once() == [
@@ -83,7 +83,7 @@ def test_a_send_is_refused_after_a_new_session_even_before_the_link_has_noticed_
     with pytest.raises(PeerClosed):
         pair.front.link.send("new", b"")
     pair.front.link.flush()
-    assert pair.memory.rings[0].cells[HEAD] == 0, "and what was queued is not published"
+    assert pair.memory.rings[0].cells[HEAD] == 0, "the queued message is not published"
     assert pair.front.log == ["open"]
     pair.front.run_once()
     assert pair.front.log == ["open", "close"]
@@ -121,9 +121,8 @@ def test_a_front_that_has_not_noticed_the_restart_cannot_reach_the_new_shard(pai
     stale = pair.front.link.queue
     pair.restart_shard()
     pair.shard.run_once()
-    pair.front.link.producer.write(
-        b"".join(stale)
-    )  # as if the new session began between its check of the board and its store
+    # As if the new session began between the front's check of the board and its store
+    pair.front.link.producer.write(b"".join(stale))
     assert pair.shard.run_once() == []
     assert not pair.shard.link.connected
     pair.connect()
@@ -241,12 +240,12 @@ def test_a_shard_that_cannot_reply_stops_reading_but_a_front_continues_to_read(p
     for end, other, reads_on in ((pair.shard, pair.front, False), (pair.front, pair.shard, True)):
         end.link.send("s", b"p" * 3 * SMALL.ring_bytes)
         end.link.flush()
-        other.link.send("ask", b"")
+        other.link.send("request", b"")
         other.link.flush()
-        assert [frame.subject for frame in end.run_once()] == (["ask"] if reads_on else [])
+        assert [frame.subject for frame in end.run_once()] == (["request"] if reads_on else [])
         exchange(end, other)
         assert end.run_once() == [] or not reads_on
-        assert end.got[-1].subject == "ask"
+        assert end.got[-1].subject == "request"
 
 
 async def test_a_backlog_is_sent_when_the_other_end_has_read(nursery: trio.Nursery) -> None:
@@ -314,7 +313,7 @@ def test_quiet_messages_wait_for_another_message_and_keep_their_order(pair: Pair
     link.send("fourth", b"")
     link.flush()
     assert [frame.subject for frame in pair.shard.run_once()] == ["fourth"], (
-        "it is not quiet itself"
+        "the fourth message is not quiet"
     )
 
 
@@ -372,7 +371,7 @@ def test_a_long_attachment_is_read_in_place_and_its_block_freed_by_the_release(p
     assert pair.shard.link.reader.held == 1
     pair.shard.link.release(frame)
     pair.shard.link.release(frame)
-    assert exchange(pair.shard, pair.front) == [], "a RELEASE is the link's own business"
+    assert exchange(pair.shard, pair.front) == [], "the link handles a RELEASE itself"
     assert pair.front.link.writer.used_bytes == 0
     assert pair.shard.link.reader.held == 0
 

@@ -57,7 +57,7 @@ def serve(pair: Pair, answer: Callable[[Link, Message], None]) -> None:
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (
-        "it was alive until we killed it"
+        "the process was alive until the kill"
     )
 
 
@@ -75,9 +75,9 @@ def test_two_processes_exchange_tens_of_thousands_of_messages_of_any_size() -> N
         async with trio.open_nursery() as nursery:
             nursery.start_soon(front.run)
             await front.opened.wait()
-            sent = answered = 0
-            while answered < total:
-                while sent < total and sent - answered < window:
+            sent = received = 0
+            while received < total:
+                while sent < total and sent - received < window:
                     size = (
                         rng.choice([0, 19_995, 19_996, 100_000])
                         if sent % 50 == 0
@@ -87,10 +87,10 @@ def test_two_processes_exchange_tens_of_thousands_of_messages_of_any_size() -> N
                     sent += 1
                 front.link.flush()
                 frame = await front.inbox.receive()
-                assert frame.payload == b"%d" % answered
+                assert frame.payload == b"%d" % received
                 check(frame.attachment, b"q")
                 front.link.release(frame)
-                answered += 1
+                received += 1
             nursery.cancel_scope.cancel()
 
     pid = fork(lambda: serve(pair, checked_echo))
@@ -109,28 +109,27 @@ class MarkedFront:
         self.link = Link(pair.memory, pair.board, FRONT)
         self.rng = random.Random(seed)
         self.last_session = last_session
-        self.answered = 0
+        self.received = 0
         self.finished = trio.Event()
 
-    def ask(self) -> None:
+    def send_request(self) -> None:
         size = self.rng.choice([10, 500, 500, 15_000, 60_000])
-        with contextlib.suppress(
-            PeerClosed
-        ):  # The new session may begin before the link has noticed
+        # A new session may begin before the link notices it
+        with contextlib.suppress(PeerClosed):
             self.link.send("n", b"", sealed(self.rng, size, bytes([self.link._session])))
 
     def on_open(self) -> None:
-        self.answered = 0
+        self.received = 0
         for _ in range(20):
-            self.ask()
+            self.send_request()
 
     def on_messages(self, frames: list[Message]) -> None:
         for frame in frames:
             check(frame.attachment, bytes([self.link._session]))
             self.link.release(frame)
-            self.ask()
-        self.answered += len(frames)
-        if self.link._session == self.last_session and self.answered > 200:
+            self.send_request()
+        self.received += len(frames)
+        if self.link._session == self.last_session and self.received > 200:
             self.finished.set()
 
     async def run(self) -> None:
@@ -164,14 +163,14 @@ def test_a_killed_shard_is_replaced_and_no_byte_of_the_old_session_is_received(
     front = fork(lambda: trio.run(MarkedFront(pair, seed, last_session=1 + deaths).run))
     child = fork(shard)
     for _ in range(deaths):
-        assert is_readable(busy, 30), "the shard of this session answers"
+        assert is_readable(busy, 30), "the shard of this session replies"
         os.eventfd_read(busy)
         kill(child)
-        rng.random()  # Let the next shard run for another time
+        rng.random()  # The next shard runs for a different time
         pair.bump()
         child = fork(shard)
     assert os.waitstatus_to_exitcode(os.waitpid(front, 0)[1]) == 0, (
-        "the front saw only answers of its own session, unhurt"
+        "the front received only intact replies of its own session"
     )
     kill(child)
     os.close(busy)

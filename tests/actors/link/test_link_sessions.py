@@ -66,7 +66,7 @@ class LinksInAnyOrder(RuleBasedStateMachine):
             self.end(name).link.release(self.held[name].pop(0)[0])
 
     @rule()
-    def what_is_held_does_not_change(self) -> None:
+    def held_attachments_are_unchanged(self) -> None:
         assert all(
             bytes(frame.attachment) == body for held in self.held.values() for frame, body in held
         )
@@ -129,7 +129,9 @@ def test_a_session_waits_while_a_reader_still_uses_its_half_of_the_arena(pair: P
     [frame] = exchange(pair.shard, pair.front)
     pair.restart_shard()
     pair.connect()
-    assert bytes(frame.attachment) == b"s" * 2000, "the next session goes on beside the slow reader"
+    assert bytes(frame.attachment) == b"s" * 2000, (
+        "the next session works alongside the slow reader"
+    )
     pair.restart_shard()
     for end in (pair.shard, pair.front, pair.shard, pair.front):
         end.run_once()

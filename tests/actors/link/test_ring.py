@@ -109,8 +109,8 @@ def test_bytes_are_read_in_order_across_the_end_of_the_ring(
     ends = Ends(fences=fences)
     written = read = b""
     for length, then_read in steps:
-        piece = bytes((len(written) + n) % 251 for n in range(length))
-        written += piece[: ends.producer.write(piece)]
+        chunk = bytes((len(written) + n) % 251 for n in range(length))
+        written += chunk[: ends.producer.write(chunk)]
         if then_read:
             read += ends.consumer.read()
             assert read == written
@@ -119,7 +119,7 @@ def test_bytes_are_read_in_order_across_the_end_of_the_ring(
 
 
 def test_each_counter_has_its_own_cache_line() -> None:
-    words = [
+    cells = [
         HEAD,
         TAIL,
         ring.PRODUCER_SESSION,
@@ -127,7 +127,7 @@ def test_each_counter_has_its_own_cache_line() -> None:
         CONSUMER_SLEEP,
         PRODUCER_SLEEP,
     ]
-    assert [word * 8 for word in words] == [0x40, 0x80, 0xC0, 0x100, 0x140, 0x180]
+    assert [cell * 8 for cell in cells] == [0x40, 0x80, 0xC0, 0x100, 0x140, 0x180]
 
 
 # --- doorbells ---
@@ -197,7 +197,7 @@ class Machine:
     """A machine on which the other side falls asleep exactly at the fence, as may happen on a real
     one.
 
-    A fence at any place but between the store and the check of the sleeper would lose the
+    A fence at any other position than between the store and the check of the sleeper would lose the
     doorbell.
     """
 
@@ -206,10 +206,10 @@ class Machine:
         self.stored: list[tuple[int, int]] = []
 
     def fences(self, sleep_state: SleepState) -> Fences:
-        words = self.ends.memory.cells
+        cells = self.ends.memory.cells
 
         def full() -> None:
-            self.stored.append((words[HEAD], words[TAIL]))
+            self.stored.append((cells[HEAD], cells[TAIL]))
             sleep_state.begin_sleep()
 
         return Fences(full=Fence(full), order=None)
@@ -221,7 +221,7 @@ def test_a_producer_stores_then_fences_then_checks_the_sleeper() -> None:
     fences = machine.fences(ends.consumer.sleep_state)
     RingProducer(ends.memory, ends.data_bell, fences).write(b"abc")
     assert machine.stored == [(3, 0)], "the store comes first"
-    assert rings_of(ends.data_bell) == 1, "the look comes last"
+    assert rings_of(ends.data_bell) == 1, "the check comes last"
 
 
 def test_a_consumer_stores_then_fences_then_checks_the_sleeper() -> None:
@@ -231,7 +231,7 @@ def test_a_consumer_stores_then_fences_then_checks_the_sleeper() -> None:
     fences = machine.fences(ends.producer.sleep_state)
     RingConsumer(ends.memory, ends.room_bell, fences).read()
     assert machine.stored == [(3, 3)], "the store comes first"
-    assert rings_of(ends.room_bell) == 1, "the look comes last"
+    assert rings_of(ends.room_bell) == 1, "the check comes last"
 
 
 # --- sessions ---
@@ -250,7 +250,7 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.ends = Ends()
         self.board = 1
-        self.producer_in = self.consumer_in = 0  # Announced
+        self.producer_in = self.consumer_in = 0  # The announced sessions, 0 for none
         self.producer_cleared = self.consumer_cleared = 0
         self.written: dict[int, bytes] = {}
         self.read: dict[int, bytes] = {}
@@ -296,20 +296,20 @@ class SessionsInAnyOrder(RuleBasedStateMachine):
         self.consumer_in = self.consumer_cleared
 
     @rule(length=st.integers(1, SIZE))
-    def write_without_looking_at_the_board(self, length: int) -> None:
+    def write_without_checking_the_board(self, length: int) -> None:
         """Write as a stale producer, which was connected once and has not noticed the new
         session.
         """
         session = self.producer_in
         open_now = self.producer_cleared == session and self.ends.producer.peer_session() == session
         if session and (open_now or session in self.written) and self.producer_cleared == session:
-            piece = bytes([session % 256]) * length
+            chunk = bytes([session % 256]) * length
             self.written[session] = (
-                self.written.get(session, b"") + piece[: self.ends.producer.write(piece)]
+                self.written.get(session, b"") + chunk[: self.ends.producer.write(chunk)]
             )
 
     @rule()
-    def read_without_looking_at_the_board(self) -> None:
+    def read_without_checking_the_board(self) -> None:
         session = self.consumer_in
         open_now = self.consumer_cleared == session and self.ends.consumer.peer_session() == session
         if session and (open_now or session in self.read) and self.consumer_cleared == session:

@@ -64,7 +64,7 @@ def test_s5_a_malformed_envelope_is_refused_and_the_session_continues(
         7,
         MALFORMED,
     )
-    assert unknown["code"] == 1002, "malformed comes before method not found"
+    assert unknown["code"] == 1002, "a malformed envelope is refused before its method is resolved"
     harness.request("append")
     assert harness.wire.answers() == [
         {"subject": "rpc/append", "t": "R", "cid": 7, "result": "called"}

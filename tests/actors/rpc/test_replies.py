@@ -1,5 +1,5 @@
 """Replies: the contents of results and errors for the caller and for the log. Failures of a shard
-become exceptions of the same class again.
+are raised as exceptions of the same class.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def test_a_reply_ends_with_its_duration(pair: Pair) -> None:
         reply_json(request, NO_RESULT, b'{"topic":"a"', time.monotonic_ns() - 5_000_000)
 
     pair.shard.serve(TOPIC_GET, get)
-    asked = pair.ask(TOPIC_GET, GET)
+    call = pair.ask(TOPIC_GET, GET)
     pair.deliver()
-    answer = msgspec.json.decode(bytes(asked.reply().body))
+    answer = msgspec.json.decode(bytes(call.reply().body))
     assert answer["topic"] == "a"
     assert 5 <= answer["performance"]["server_total_ms"] < 5000
 
@@ -114,11 +114,15 @@ def test_failures_of_a_batch_belong_to_its_requests() -> None:
         bytes((AppendOutcome.FAILED, AppendOutcome.APPENDED, AppendOutcome.FAILED)),
         [0, 9, 0],
         [
-            ("topic_full", "no room", {"cap_records": 2}),
-            ("topic_not_found", "gone", {"topic": "a"}),
+            ("topic_full", "no space", {"cap_records": 2}),
+            ("topic_not_found", "not found", {"topic": "a"}),
         ],
     )
-    full, gone = failures_of(result)
-    assert (type(full), full.message, full.detail) == (TopicFull, "no room", {"cap_records": 2})
-    assert (type(gone), gone.message, gone.detail) == (TopicNotFound, "gone", {"topic": "a"})
+    full, missing = failures_of(result)
+    assert (type(full), full.message, full.detail) == (TopicFull, "no space", {"cap_records": 2})
+    assert (type(missing), missing.message, missing.detail) == (
+        TopicNotFound,
+        "not found",
+        {"topic": "a"},
+    )
     assert failures_of(AppendResult(bytes((AppendOutcome.CREATED,)))) == []

@@ -137,30 +137,30 @@ def test_s4_a_handler_added_during_a_dispatch_receives_only_later_messages(
 
 
 def test_s4_a_handler_removed_during_a_dispatch_is_not_called(harness: RouterHarness) -> None:
-    harness.router.route("app/x", lambda message: take_back())
-    take_back = harness.router.route("app/x", harness.note("gone"))
-    harness.router.route("app/x", harness.note("stays"))
+    harness.router.route("app/x", lambda message: unsubscribe())
+    unsubscribe = harness.router.route("app/x", harness.note("removed"))
+    harness.router.route("app/x", harness.note("kept"))
     harness.put("app/x", b"")
-    assert harness.record == ["stays"]
+    assert harness.record == ["kept"]
 
 
 async def test_s4_a_handler_removed_while_another_one_waits_is_not_called(
     harness: RouterHarness,
 ) -> None:
-    go_on = trio.Event()
+    resume = trio.Event()
 
     async def wait(message: Inbound) -> None:
-        await go_on.wait()
+        await resume.wait()
 
     harness.router.route("app/x", wait)
-    take_back = harness.router.route("app/x", harness.note("gone"))
-    harness.router.route("app/x", harness.note("stays"))
+    unsubscribe = harness.router.route("app/x", harness.note("removed"))
+    harness.router.route("app/x", harness.note("kept"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: harness.put("app/x", b""))
         await trio.testing.wait_all_tasks_blocked()
-        take_back()
-        go_on.set()
-    assert harness.record == ["stays"]
+        unsubscribe()
+        resume.set()
+    assert harness.record == ["kept"]
 
 
 # §4: sequential
@@ -218,8 +218,8 @@ POLICIES: list[tuple[str, SubjectPolicy, str, list[dict[str, Any]]]] = [
     ("a custom prefix", SubjectPolicy(("app/", "debug/"), ()), "debug/x", []),
     ("a prefix that is reserved no more", SubjectPolicy(reserved_prefixes=()), "stream/x", []),
     ("classify says so", SubjectPolicy(classify=lambda _subject: "reserved"), "app/x", RESERVED),
-    ("classify comes after reserved", AS_CUSTOM, "stream/x", RESERVED),
-    ("classify comes after allowed", AS_CUSTOM, "debug/x", NOT_ALLOWED),
+    ("reserved takes precedence over classify", AS_CUSTOM, "stream/x", RESERVED),
+    ("allowed takes precedence over classify", AS_CUSTOM, "debug/x", NOT_ALLOWED),
 ]
 
 

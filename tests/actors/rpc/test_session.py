@@ -228,12 +228,12 @@ def test_s9_a_reply_keeps_subject_and_cid(harness: RouterHarness) -> None:
         pytest.param(lambda b: b.event("a", flags=ARENA), None, id="event without listeners"),
         pytest.param(lambda b: b.event("a", flags=ARENA), "note", id="event"),
         pytest.param(lambda b: b.put("app/a", b"", flags=ARENA), "note", id="custom"),
-        pytest.param(lambda b: b.request("a", flags=ARENA), "note", id="answered request"),
+        pytest.param(lambda b: b.request("a", flags=ARENA), "note", id="request with a reply"),
         pytest.param(lambda b: b.request("a", flags=ARENA), "fail", id="failed request"),
         pytest.param(
             lambda b: b.put("rpc/a", encode_success(5, None), flags=ARENA),
             None,
-            id="answer to nobody",
+            id="reply without a call",
         ),
         pytest.param(lambda b: b.put("", b"junk", flags=ARENA | ERROR), None, id="refusal"),
     ],
@@ -320,29 +320,29 @@ def test_a_handler_receives_the_params_and_the_caller_the_result(pair: Pair) -> 
         request.reply(PutResult(created=True), b"answer")
 
     pair.shard.serve(TOPIC_PUT, put)
-    asked = pair.ask(TOPIC_PUT, PUT, b"body")
-    assert [message.message_id for message in pair.to_shard.sent] == [asked.cid]
+    call = pair.ask(TOPIC_PUT, PUT, b"body")
+    assert [message.message_id for message in pair.to_shard.sent] == [call.cid]
     assert pair.deliver() == ["rpc/topic.put Request", "rpc/topic.put Success"]
-    reply = asked.reply()
+    reply = call.reply()
     assert (type(seen[0][0]), seen) == (TopicPutParams, [(PUT, b"body")])
     assert (type(reply.result), reply.result) == (PutResult, PutResult(created=True))
-    assert (reply.body, asked.pending.is_done) == (b"answer", True)
+    assert (reply.body, call.pending.is_done) == (b"answer", True)
 
 
 async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
     kept: list[InboundMessage[TopicParams, Number]] = []
     pair.shard.serve(DIFF, kept.append)
-    asked = pair.ask(DIFF, PARAMS)
+    call = pair.ask(DIFF, PARAMS)
     pair.deliver()
     (request,) = kept
-    assert (request.subject, request.method, request.cid) == (DIFF.subject, "diff", asked.cid)
+    assert (request.subject, request.method, request.cid) == (DIFF.subject, "diff", call.cid)
     assert (request.session, request.is_open, request.rpc) == (pair.server, True, request)
     request.disable_timeout()
     assert not pair.server.unanswered
     request.error(2001, "no such topic", {"code": "topic_not_found"})
     assert not request.is_open
     assert pair.deliver() == ["rpc/diff Failure"]
-    (error,) = asked.outcomes
+    (error,) = call.outcomes
     assert isinstance(error, RemoteError)
     assert (error.code, error.message, error.data) == (
         2001,
@@ -382,11 +382,11 @@ def test_a_refused_message_that_is_not_a_call_is_logged(
 
 
 def test_a_refused_call_fails(pair: Pair) -> None:
-    asked = pair.ask(DIFF, PARAMS)
+    call = pair.ask(DIFF, PARAMS)
     (request,) = pair.to_shard.take()
     pair.to_shard.send("rpc/diff", b"damaged", message_id=request.message_id)
     assert pair.deliver() == ["rpc/diff Malformed", "refusal"]
-    (error,) = asked.outcomes
+    (error,) = call.outcomes
     assert error.code == 1002
     assert error.message.startswith("malformed payload: ")
 
@@ -417,10 +417,10 @@ def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
 
 
 def test_closing_a_session_fails_its_pending_calls_before_the_listeners_run(pair: Pair) -> None:
-    asked = pair.ask(DIFF, PARAMS)
-    pair.caller.on_closed(lambda session: asked.outcomes.append("closed"))
+    call = pair.ask(DIFF, PARAMS)
+    pair.caller.on_closed(lambda session: call.outcomes.append("closed"))
     pair.caller.close()
-    assert list(map(str, asked.outcomes)) == [
+    assert list(map(str, call.outcomes)) == [
         "the link session with shard-0 closed, call 101 was pending",
         "closed",
     ]
@@ -445,14 +445,14 @@ def test_no_call_starts_without_a_peer_and_its_block_is_freed(pair: Pair, how: s
 def test_an_abandoned_call_is_reported_to_the_peer_and_its_late_reply_released(pair: Pair) -> None:
     cancelled: list[InboundMessage[CallCancelledParams, Any]] = []
     pair.shard.route("event/call.cancelled", cancelled.append, params=CallCancelledParams)
-    asked = pair.ask(DIFF, PARAMS)
+    call = pair.ask(DIFF, PARAMS)
     pair.to_shard.take()
     for _ in range(2):
-        asked.pending.abandon()
+        call.pending.abandon()
     assert pair.deliver() == ["event/call.cancelled Notification"]
-    assert [event.params for event in cancelled] == [CallCancelledParams(asked.cid)]
-    answer(pair, asked.cid)
-    assert (asked.outcomes, pair.to_shard.released) == ([], [9])
+    assert [event.params for event in cancelled] == [CallCancelledParams(call.cid)]
+    answer(pair, call.cid)
+    assert (call.outcomes, pair.to_shard.released) == ([], [9])
 
 
 @pytest.mark.parametrize(
@@ -461,11 +461,11 @@ def test_an_abandoned_call_is_reported_to_the_peer_and_its_late_reply_released(p
     ids=["error", "success"],
 )
 def test_a_late_reply_does_not_affect_other_calls(pair: Pair, late: bytes) -> None:
-    kept, given_up = pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)
-    given_up.pending.abandon()
+    kept, abandoned = pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)
+    abandoned.pending.abandon()
     pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
     answer(pair, kept.cid, flags=0)
-    assert (kept.reply().result, given_up.outcomes) == (Number(5), [])
+    assert (kept.reply().result, abandoned.outcomes) == (Number(5), [])
 
 
 @pytest.mark.parametrize("how", ["abandoned", "failed"])
@@ -473,34 +473,34 @@ def test_a_late_reply_does_not_affect_other_calls(pair: Pair, late: bytes) -> No
 def test_a_late_reply_is_passed_once_to_the_function_that_requested_it(
     pair: Pair, how: str, is_wanted: bool
 ) -> None:
-    asked, late = pair.ask(DIFF, PARAMS), list[Any]()
+    call, late = pair.ask(DIFF, PARAMS), list[Any]()
     if is_wanted:
-        asked.pending.on_late = lambda reply: late.append(reply.result)
+        call.pending.on_late = lambda reply: late.append(reply.result)
     if how == "abandoned":
-        asked.pending.abandon()
+        call.pending.abandon()
     else:
         pair.caller.fail_calls(lambda _: True)
     for _ in range(2):
-        answer(pair, asked.cid)
+        answer(pair, call.cid)
     assert late == ([Number(5)] if is_wanted else [])
     assert (pair.to_shard.released, pair.caller.calls) == ([9, 9], {})
-    assert list(map(type, asked.outcomes)) == ([] if how == "abandoned" else [PeerClosed])
+    assert list(map(type, call.outcomes)) == ([] if how == "abandoned" else [PeerClosed])
 
 
 def test_abandoning_a_call_of_a_disconnected_peer_is_not_an_error(pair: Pair) -> None:
-    asked = pair.ask(DIFF, PARAMS)
+    call = pair.ask(DIFF, PARAMS)
     pair.to_shard.broken = True
-    asked.pending.abandon()
-    assert (asked.pending.is_done, asked.outcomes) == (True, [])
+    call.pending.abandon()
+    assert (call.pending.is_done, call.outcomes) == (True, [])
 
 
 def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
-    asked = pair.ask(DIFF, PARAMS)
+    call = pair.ask(DIFF, PARAMS)
     pair.to_shard.take()
-    answer(pair, asked.cid)
-    asked.pending.abandon()
+    answer(pair, call.cid)
+    call.pending.abandon()
     assert (pair.to_shard.released, pair.to_shard.sent) == ([], [])
-    reply = asked.reply()
+    reply = call.reply()
     assert bytes(reply.body) == b"body"
     reply.release()
     assert (reply.body, pair.to_shard.released) == (b"", [9])

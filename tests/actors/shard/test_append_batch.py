@@ -33,7 +33,7 @@ def body(*datas: Any, **fields: Any) -> dict[str, Any]:
     return {"records": [{"data": data} for data in datas], **fields}
 
 
-def said(answers: list[dict[str, Any]]) -> list[Any]:
+def outcomes_of(answers: list[dict[str, Any]]) -> list[Any]:
     """Return the seqs of the successful requests and the error codes of the others."""
     return [answer.get("code") or answer["seqs"] for answer in answers]
 
@@ -45,8 +45,8 @@ async def test_all_appends_of_a_message_get_their_replies_together_and_in_order(
     harness.make("a", durability=durability)
     number = harness.append_many("a", body(1), body(2, 3), body(4))
     harness.synced()
-    ((told, answers),) = harness.batches()
-    assert (told, said(answers)) == (number, [[1], [2, 3], [4]])
+    ((replied, answers),) = harness.batches()
+    assert (replied, outcomes_of(answers)) == (number, [[1], [2, 3], [4]])
     assert (
         [answer["last_seq"] for answer in answers]
         == [answer["head_seq"] for answer in answers]
@@ -81,7 +81,7 @@ async def test_appends_of_a_message_share_a_frame_and_wait_for_their_durability_
         assert harness.batches() == []
     getattr(harness, end)()
     ((_, answers),) = harness.batches()
-    assert said(answers) == [[1], [2]]
+    assert outcomes_of(answers) == [[1], [2]]
 
 
 async def test_requests_with_a_key_or_a_config_have_their_own_frames_in_order(
@@ -95,7 +95,7 @@ async def test_requests_with_a_key_or_a_config_have_their_own_frames_in_order(
     assert frames(harness) == [3, 1, 2, 1]
     harness.written()
     ((_, answers),) = harness.batches()
-    assert said(answers) == [[1], [2, 3], [4], [5], "invalid_request", [6], [7]]
+    assert outcomes_of(answers) == [[1], [2, 3], [4], [5], "invalid_request", [6], [7]]
 
 
 async def test_a_group_ends_at_its_maximum_length(harness: ShardHarness) -> None:
@@ -134,7 +134,7 @@ async def test_a_delay_applies_only_to_the_job_that_has_it(harness: ShardHarness
     assert frames(harness) == [3, 1, 1]
     harness.written()
     answers = [answer for _, batch in harness.batches() for answer in batch]
-    assert said(answers) == [[1], [2], [3], [4], "invalid_request", [5]]
+    assert outcomes_of(answers) == [[1], [2], [3], [4], "invalid_request", [5]]
     assert answers[4]["detail"] == {"index": 0}
     jobs = harness.engine.topic("q").jobs
     assert jobs is not None
@@ -151,22 +151,22 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-def some_body(chance: random.Random) -> dict[str, Any] | bytes:
+def some_body(rng: random.Random) -> dict[str, Any] | bytes:
     def sometimes(share: float, **fields: Any) -> dict[str, Any]:
-        return fields if chance.random() < share else {}
+        return fields if rng.random() < share else {}
 
-    if chance.random() < 0.1:
+    if rng.random() < 0.1:
         return b"{"
     records = [
-        {"data": "x" * chance.choice([0, 1, 50, 400])}
-        | sometimes(0.2, tag=chance.choice("tu"))
+        {"data": "x" * rng.choice([0, 1, 50, 400])}
+        | sometimes(0.2, tag=rng.choice("tu"))
         | sometimes(0.1, node="n")
         | sometimes(0.1, meta={"k": 1})
-        | sometimes(0.05, delay_ms=chance.choice([60_000, 1 << 60]))
-        for _ in range(chance.choice([1, 1, 1, 2, 3]))
+        | sometimes(0.05, delay_ms=rng.choice([60_000, 1 << 60]))
+        for _ in range(rng.choice([1, 1, 1, 2, 3]))
     ]
-    key = sometimes(0.1, idempotency_key=chance.choice("kl"))
-    return {"records": records} | key | sometimes(0.2, node=chance.choice("nm"))
+    key = sometimes(0.1, idempotency_key=rng.choice("kl"))
+    return {"records": records} | key | sometimes(0.2, node=rng.choice("nm"))
 
 
 @pytest.mark.parametrize("durability", CLASSES)
@@ -174,19 +174,19 @@ def some_body(chance: random.Random) -> dict[str, Any] | bytes:
 async def test_a_message_has_the_same_effects_as_its_requests_one_by_one(
     harness: ShardHarness, durability: str, config: dict[str, Any]
 ) -> None:
-    chance = random.Random(str((durability, config)))
+    rng = random.Random(str((durability, config)))
     for name in ("together", "alone"):
         harness.make(name, durability=durability, **config)
     for _ in range(30):
-        bodies = [some_body(chance) for _ in range(chance.randint(1, 8))]
-        told, states = [], []
+        bodies = [some_body(rng) for _ in range(rng.randint(1, 8))]
+        outcomes, states = [], []
         for name in ("together", "alone"):
             for some in [bodies] if name == "together" else [[body] for body in bodies]:
                 harness.append_many(name, *some)
             harness.synced()
-            told.append(
+            outcomes.append(
                 [
-                    said([answer])[0]
+                    outcomes_of([answer])[0]
                     for _, some in sorted(harness.batches(), key=itemgetter(0))
                     for answer in some
                 ]
@@ -198,7 +198,7 @@ async def test_a_message_has_the_same_effects_as_its_requests_one_by_one(
             jobs = topic.jobs.counters(topic.count) if topic.jobs is not None else None
             size = topic.count, topic.bytes, topic.pending, topic.pending_bytes
             states.append((records, size, topic.start_seq, topic.floors, jobs))
-        assert told[0] == told[1]
+        assert outcomes[0] == outcomes[1]
         assert states[0] == states[1]
 
 
@@ -216,7 +216,7 @@ async def test_a_batch_to_a_fast_topic_does_not_wait_for_one_to_a_slow_topic(
     assert [number for number, _ in harness.batches()] == [slow]
 
 
-async def test_the_duration_of_each_request_counts_from_its_arrival_at_the_front(
+async def test_the_duration_of_each_request_starts_at_its_arrival_at_the_front(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
@@ -251,7 +251,7 @@ async def test_an_invalid_request_does_not_affect_its_neighbours(
     harness.append_many("a", bad, body(1), bad, bad, body(2), bad)
     harness.written()
     ((_, answers),) = harness.batches()
-    assert said(answers) == [code, [1], code, code, [2], code]
+    assert outcomes_of(answers) == [code, [1], code, code, [2], code]
     assert harness.seqs("a") == [1, 2]
 
 
@@ -261,7 +261,7 @@ async def test_a_batch_of_invalid_requests_gets_its_replies_immediately(
     harness.make("a", durability="fsync")
     harness.append_many("a", b"{", b"[")
     ((_, answers),) = harness.batches()
-    assert said(answers) == ["invalid_request"] * 2
+    assert outcomes_of(answers) == ["invalid_request"] * 2
     assert all(answer["message"] for answer in answers)
 
 
@@ -270,7 +270,7 @@ async def test_an_error_in_a_batch_keeps_its_detail(harness: ShardHarness) -> No
     harness.append_many("a", body(1), body(2, 3), body(4), body(5))
     harness.written()
     ((_, answers),) = harness.batches()
-    assert said(answers) == [[1], "topic_full", [2], "topic_full"]
+    assert outcomes_of(answers) == [[1], "topic_full", [2], "topic_full"]
     assert answers[1]["detail"] == {"topic": "a", "cap_records": 2, "cap_bytes": 0}
 
 
@@ -280,17 +280,17 @@ async def test_an_unexpected_error_of_one_request_is_reported_only_to_that_reque
     harness.make("a")
     decide = append.decide
 
-    def broken(table: Any, name: str, asked: Any, *rest: Any) -> Any:
-        if b"2" in [bytes(record.data) for record in asked.records]:
+    def broken(table: Any, name: str, request: Any, *rest: Any) -> Any:
+        if b"2" in [bytes(record.data) for record in request.records]:
             raise ZeroDivisionError("a bug")
-        return decide(table, name, asked, *rest)
+        return decide(table, name, request, *rest)
 
     monkeypatch.setattr(append, "decide", broken)
     harness.append_many("a", body(1), body(2), body(3))
     harness.written()
     ((_, answers),) = harness.batches()
-    assert said(answers) == [[1], Internal.code, [2]]
-    assert "ZeroDivisionError" not in str(answers), "what went wrong inside is for the log"
+    assert outcomes_of(answers) == [[1], Internal.code, [2]]
+    assert "ZeroDivisionError" not in str(answers), "internal details are only logged"
 
 
 @pytest.mark.slow
@@ -311,7 +311,7 @@ async def test_a_key_that_occurs_twice_in_a_message_is_written_once(
     )
     harness.synced()
     ((_, answers),) = harness.batches()
-    assert said(answers) == [[1], [1], [2], [3], [1], [3]]
+    assert outcomes_of(answers) == [[1], [1], [2], [3], [1], [3]]
     assert [answer["deduped"] for answer in answers] == [False, True, False, False, True, True]
     assert harness.seqs("a") == [1, 2, 3]
 
@@ -329,7 +329,7 @@ async def test_a_retry_in_another_message_waits_for_the_first_attempt(
     alone_frame, *batches = harness.wire.take()
     assert decode(alone_frame.payload).cid == alone
     harness.wire.sent = batches
-    assert sorted(said(answers) for _, answers in harness.batches()) == [[[1]], [[1], [2]]]
+    assert sorted(outcomes_of(answers) for _, answers in harness.batches()) == [[[1]], [[1], [2]]]
     assert harness.seqs("a") == [1, 2]
 
 
@@ -342,7 +342,7 @@ async def test_only_the_first_request_creates_the_topic_and_reports_it(
     assert harness.batches() == []
     harness.synced()
     ((_, answers),) = harness.batches()
-    assert said(answers) == ["topic_not_found", [1], [2], [3]]
+    assert outcomes_of(answers) == ["topic_not_found", [1], [2], [3]]
     assert [answer.get("created") for answer in answers] == [None, True, False, False]
 
 
@@ -353,11 +353,11 @@ async def test_requests_without_space_are_rejected_individually_and_the_log_cont
     harness.append_many("a", body(1, idempotency_key="k"), body(2, idempotency_key="k"), body(3))
     harness.failed(FULL)
     ((_, answers),) = harness.batches()
-    assert said(answers) == ["not_ready"] * 3
+    assert outcomes_of(answers) == ["not_ready"] * 3
     harness.append_many("a", body(4, idempotency_key="k"), body(5))
     harness.written()
     ((_, answers),) = harness.batches()
-    assert (said(answers), [answer["deduped"] for answer in answers]) == (
+    assert (outcomes_of(answers), [answer["deduped"] for answer in answers]) == (
         [[1], [2]],
         [False, False],
     )
@@ -387,7 +387,7 @@ async def test_a_batch_waits_in_order_for_a_streamed_append(
     assert decode(first.payload).cid == long
     harness.wire.sent = [second]
     ((number, answers),) = harness.batches()
-    assert (number, said(answers)) == (burst, [[10], "invalid_request", [11]])
+    assert (number, outcomes_of(answers)) == (burst, [[10], "invalid_request", [11]])
 
 
 async def test_seqs_are_omitted_unless_requested(harness: ShardHarness) -> None:

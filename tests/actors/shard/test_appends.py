@@ -30,7 +30,7 @@ async def test_retries_of_a_pending_key_wait_for_the_first_attempt_and_get_its_r
     numbers = [
         harness.append("a", 1, 2, key="k"),
         harness.append("a", 1, 2, key="k"),
-        harness.append("a", "whatever", key="k"),
+        harness.append("a", "ignored", key="k"),
     ]
     harness.flush()
     harness.commits.advance()
@@ -53,10 +53,10 @@ async def test_retries_are_rejected_with_the_first_attempt_and_the_key_is_free_a
     numbers = [harness.append("a", 1, key="k"), harness.append("a", 1, key="k")]
     harness.failed(FULL)
     assert harness.answers() == [(number, "not_ready") for number in numbers]
-    again = harness.append("a", 1, key="k")
+    third = harness.append("a", 1, key="k")
     harness.written()
     assert [(number, body["first_seq"], body["deduped"]) for number, body in harness.bodies()] == [
-        (again, 1, False)
+        (third, 1, False)
     ]
 
 

@@ -30,7 +30,7 @@ async def test_records_that_expired_before_the_start_was_logged_are_reported_lat
     harness.loop.context.disk_space.unwritten = []
     before = harness.log.next_lsn
     assert harness.seqs("a") == []
-    assert [frame.kind for place, frame in harness.log.frames.items() if place >= before] == [
+    assert [frame.kind for lsn, frame in harness.log.frames.items() if lsn >= before] == [
         FrameKind.FLOOR
     ]
 
@@ -68,7 +68,7 @@ async def test_without_space_only_growing_requests_are_refused(harness: ShardHar
         harness.loop.context.check_writable(grows=True)
 
 
-async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_its_own(
+async def test_requests_that_waited_for_a_topic_are_handled_in_order_in_a_separate_iteration(
     harness: ShardHarness,
 ) -> None:
     context = harness.loop.context
@@ -93,14 +93,14 @@ async def test_what_waited_for_a_topic_is_handled_in_its_order_in_one_turn_of_it
 def test_both_clocks_stay_in_step_until_the_wall_clock_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def tell(wall_ms: float, ms: float) -> Now:
+    def read_clock(wall_ms: float, ms: float) -> Now:
         monkeypatch.setattr("time.time_ns", lambda: round(wall_ms * 1_000_000))
         monkeypatch.setattr("time.monotonic_ns", lambda: round(ms * 1_000_000))
         return clock()
 
     clock = Clock()
-    assert tell(5000.9, 7.2) == Now(5000, 7)
-    assert tell(5001.2, 7.5) == Now(5001, 8)
-    assert tell(5011.0, 17.3) == Now(5011, 18)
-    assert tell(5012.6, 17.4) == Now(5011, 18)
-    assert tell(1400.0, 27.0) == Now(1400, 27)
+    assert read_clock(5000.9, 7.2) == Now(5000, 7)
+    assert read_clock(5001.2, 7.5) == Now(5001, 8)
+    assert read_clock(5011.0, 17.3) == Now(5011, 18)
+    assert read_clock(5012.6, 17.4) == Now(5011, 18)
+    assert read_clock(1400.0, 27.0) == Now(1400, 27)

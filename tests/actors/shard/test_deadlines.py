@@ -47,20 +47,20 @@ def test_a_call_may_cancel_one_that_is_due_with_it() -> None:
     assert (made, len(deadlines)) == ([], 0)
 
 
-def test_what_a_call_queues_for_now_waits_for_the_next_run() -> None:
+def test_a_call_that_another_call_schedules_for_now_waits_for_the_next_run() -> None:
     deadlines, made = Deadlines(), list[int]()
 
-    def again() -> None:
+    def reschedule() -> None:
         made.append(len(made))
-        deadlines.call_at(0.0, again)
+        deadlines.call_at(0.0, reschedule)
 
-    deadlines.call_at(1.0, again)
+    deadlines.call_at(1.0, reschedule)
     for _ in range(3):
         deadlines.run_due(1.0)
     assert made == [0, 1, 2]
 
 
-def test_cancelled_entries_do_not_pile_up() -> None:
+def test_cancelled_entries_do_not_accumulate() -> None:
     deadlines = Deadlines()
     for number in range(100 * SWEEP_MIN):
         deadlines.call_at(1000.0 + number, lambda: None).cancel()
@@ -108,7 +108,7 @@ async def test_the_task_sleeps_until_the_earliest_call(
     assert made == [1, -1, 3, 5]
 
 
-async def test_a_repeated_call_is_made_at_once_and_then_regularly(
+async def test_a_repeated_call_is_made_immediately_and_then_at_each_tick(
     deadlines: Deadlines, autojump_clock: MockClock
 ) -> None:
     made: list[float] = []
@@ -121,17 +121,17 @@ async def test_a_repeated_call_is_made_at_once_and_then_regularly(
 async def test_a_wake_is_not_lost_before_the_task_sleeps_nor_while_it_runs(
     nursery: trio.Nursery,
 ) -> None:
-    queue, turns = Deadlines(), list[int]()
+    queue, iterations = Deadlines(), list[int]()
 
     def run_iteration() -> None:
-        turns.append(len(turns))
-        if len(turns) < 3:
+        iterations.append(len(iterations))
+        if len(iterations) < 3:
             queue.wake()
 
     queue.wake()
     nursery.start_soon(queue.run, run_iteration)
     await wait_all_tasks_blocked()
-    assert turns == [0, 1, 2]
+    assert iterations == [0, 1, 2]
     queue.wake()
     await wait_all_tasks_blocked()
-    assert turns == [0, 1, 2, 3]
+    assert iterations == [0, 1, 2, 3]

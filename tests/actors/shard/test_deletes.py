@@ -29,15 +29,15 @@ async def test_a_failed_delete_leaves_its_topic_unchanged(harness: ShardHarness)
     harness.make("a", durability="ephemeral")
     harness.append("a", "kept")
     harness.answers()
-    gone = harness.delete("a")
+    deletion = harness.delete("a")
     new = harness.append("a", "of another topic")
     harness.failed(FULL)
     assert harness.answers() == [(new, "not_ready")]
     harness.failed(FULL)  # without the other delete, it could have used the reserve
-    assert harness.answers() == [(gone, "not_ready")]
+    assert harness.answers() == [(deletion, "not_ready")]
     assert harness.seqs("a") == [1]
-    again = harness.append("a", "next")
-    assert harness.answers() == [(again, 200)]
+    second = harness.append("a", "next")
+    assert harness.answers() == [(second, 200)]
     assert harness.seqs("a") == [1, 2]
 
 
@@ -50,7 +50,7 @@ async def test_a_delete_that_found_a_full_disk_among_appends_is_retried_alone(
     harness.append("b", 1)
     harness.synced()
     harness.answers()
-    some, whole = harness.delete_records("a", before_seq=2), harness.delete("b")
+    records_delete, topic_delete = harness.delete_records("a", before_seq=2), harness.delete("b")
     lost = harness.append("a", "lost")
     harness.failed(FULL)
     assert harness.answers() == [(lost, "not_ready")]
@@ -59,7 +59,7 @@ async def test_a_delete_that_found_a_full_disk_among_appends_is_retried_alone(
         FrameKind.TOPIC_DELETED,
     ]
     harness.synced()
-    assert harness.answers() == [(some, 200), (whole, 200)]
+    assert harness.answers() == [(records_delete, 200), (topic_delete, 200)]
     assert harness.seqs("a") == [2]
 
 
@@ -108,11 +108,11 @@ async def finish(harness: ShardHarness, *numbers: int) -> dict[int, dict[str, An
     return found
 
 
-@pytest.mark.parametrize(("asked", "slices"), [({"match": "t"}, 4), ({"before_seq": 8}, 7)])
+@pytest.mark.parametrize(("selector", "slices"), [({"match": "t"}, 4), ({"before_seq": 8}, 7)])
 async def test_a_large_delete_gets_one_reply_when_its_last_slice_is_durable(
-    sliced: ShardHarness, asked: dict[str, Any], slices: int
+    sliced: ShardHarness, selector: dict[str, Any], slices: int
 ) -> None:
-    number = sliced.delete_records("a", **asked)
+    number = sliced.delete_records("a", **selector)
     for done in range(slices - 1):
         assert len(delete_frames(sliced)) == done + 1
         sliced.synced()
@@ -127,26 +127,26 @@ async def test_a_large_delete_gets_one_reply_when_its_last_slice_is_durable(
     assert (answered, body["deleted"], body["count"], body["earliest_seq"]) == (number, 7, 0, 8)
 
 
-@pytest.mark.parametrize("outcome", ["done", "gone"])
+@pytest.mark.parametrize("outcome", ["done", "deleted"])
 async def test_the_reply_to_a_large_delete_is_sent_in_an_iteration(
     sliced: ShardHarness, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
-    end_iteration, sent_in_turns = sliced.loop.context.end_iteration, list[int]()
+    end_iteration, sent_in_iterations = sliced.loop.context.end_iteration, list[int]()
 
     def note_end() -> None:
-        sent_in_turns.append(len(sliced.wire.sent))
+        sent_in_iterations.append(len(sliced.wire.sent))
         end_iteration()
 
     monkeypatch.setattr(sliced.loop.context, "end_iteration", note_end)
     number = sliced.delete_records("a", match="t")
-    gone = [sliced.delete("a")] if outcome == "gone" else []
+    deletion = [sliced.delete("a")] if outcome == "deleted" else []
     with trio.fail_after(10):
-        while len(sliced.wire.sent) <= len(gone):
+        while len(sliced.wire.sent) <= len(deletion):
             await wait_all_tasks_blocked()
             sliced.synced()
-    assert sent_in_turns[-1] == len(sliced.wire.sent), "the next iteration may come much later"
-    told = 200 if outcome == "done" else "topic_not_found"
-    assert (number, told) in sliced.answers()
+    assert sent_in_iterations[-1] == len(sliced.wire.sent), "the next iteration may come much later"
+    expected = 200 if outcome == "done" else "topic_not_found"
+    assert (number, expected) in sliced.answers()
 
 
 async def test_appends_between_two_slices_are_kept(sliced: ShardHarness) -> None:
@@ -185,8 +185,8 @@ async def test_the_delete_of_a_topic_ends_a_large_delete_of_its_records(
 ) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
-    gone = sliced.delete("a")
-    assert (await finish(sliced, number, gone))[number]["code"] == "topic_not_found"
+    deletion = sliced.delete("a")
+    assert (await finish(sliced, number, deletion))[number]["code"] == "topic_not_found"
 
 
 async def test_a_large_delete_continues_after_a_failed_delete_of_its_topic(
@@ -194,12 +194,12 @@ async def test_a_large_delete_continues_after_a_failed_delete_of_its_topic(
 ) -> None:
     number = sliced.delete_records("a", match="t")
     sliced.synced()
-    gone, other = sliced.delete("a"), sliced.append("b", 1)
+    deletion, other = sliced.delete("a"), sliced.append("b", 1)
     sliced.failed(FULL)
     await wait_all_tasks_blocked()
     sliced.failed(FULL)  # By itself it could have used the reserve
     answers = await finish(sliced, number)
-    assert answers[gone]["code"] == answers[other]["code"] == "not_ready"
+    assert answers[deletion]["code"] == answers[other]["code"] == "not_ready"
     assert (answers[number]["deleted"], sliced.seqs("a")) == (7, [])
 
 
@@ -220,7 +220,7 @@ async def test_a_slice_that_found_a_full_disk_is_retried(sliced: ShardHarness) -
         sliced.failed(FULL)
     await wait_all_tasks_blocked()
     assert sliced.answers()[-1] == (number, "not_ready")
-    assert sliced.seqs("a") == [10], "the first slice stands"
+    assert sliced.seqs("a") == [10], "the first slice remains deleted"
 
 
 async def test_a_slice_of_a_capped_topic_is_decided_while_no_change_is_pending(
@@ -238,7 +238,7 @@ async def test_a_slice_of_a_capped_topic_is_decided_while_no_change_is_pending(
     await wait_all_tasks_blocked()
     late = tagged(sliced)
     await wait_all_tasks_blocked()
-    assert len(delete_frames(sliced)) == 1, "the append is under way"
+    assert len(delete_frames(sliced)) == 1, "the append is in flight"
     answers = await finish(sliced, number, late)
     assert (answers[number]["deleted"], sliced.seqs("a")) == (6, [8, 9])
 
@@ -272,7 +272,7 @@ async def test_a_topic_is_kept_while_the_owner_of_the_routers_is_disconnected(
     routed.disconnect(ROUTER_OWNER, 2)
     await routed.append("b", 1)
     assert isinstance(await routed.delete_topic("b"), NotReady)
-    assert (await routed.append("b", 2))["seqs"] == [2], "it is free again"
+    assert (await routed.append("b", 2))["seqs"] == [2], "the topic is no longer held"
     assert (await routed.delete_topic("other"))["deleted"] is False
     routed.connect(ROUTER_OWNER, 2)
     assert (await routed.delete_topic("b"))["routers_removed"] == ["r"]
@@ -289,7 +289,7 @@ async def test_requests_wait_for_the_delete_while_routers_are_removed(
     async def append() -> None:
         answers["append"] = await routed.append("b", 1)
 
-    await routed.append("b", "of the topic that goes")
+    await routed.append("b", "of the deleted topic")
     routed.on_message = lambda _, to, subject: (to, subject) != (0, ROUTER_CASCADE.subject)
     nursery.start_soon(delete)
     await trio.sleep(0.05)
@@ -314,7 +314,7 @@ async def test_a_delete_that_found_a_full_disk_reports_the_routers_that_were_rem
     harness.make("b")
     harness.engine.routers.put(router(1, "ax"))
     harness.loop.context.routers_of = lambda _: bool(harness.engine.routers)
-    gone = harness.delete("a")
+    deletion = harness.delete("a")
     await wait_all_tasks_blocked()
     harness.synced()  # The routers are removed
     await wait_all_tasks_blocked()
@@ -324,4 +324,4 @@ async def test_a_delete_that_found_a_full_disk_reports_the_routers_that_were_rem
     assert harness.answers() == [(lost, "not_ready")]
     harness.synced()
     ((number, body),) = harness.bodies()
-    assert (number, body["deleted"], body["routers_removed"]) == (gone, True, ["a->x"])
+    assert (number, body["deleted"], body["routers_removed"]) == (deletion, True, ["a->x"])

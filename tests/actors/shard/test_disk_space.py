@@ -37,7 +37,7 @@ def state(harness: ShardHarness) -> Any:
     return harness.cells.state
 
 
-async def test_short_of_room_what_grows_is_refused_and_what_frees_is_done(
+async def test_without_space_growing_requests_are_rejected_and_freeing_requests_are_executed(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
@@ -61,7 +61,7 @@ async def test_short_of_room_what_grows_is_refused_and_what_frees_is_done(
     assert state(harness) == ShardState.READY
 
 
-async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(
+async def test_a_refusal_states_whether_the_disk_is_full_or_the_log_is_broken(
     harness: ShardHarness,
 ) -> None:
     harness.log.lacks_space = True
@@ -74,7 +74,7 @@ async def test_a_refusal_says_whether_the_disk_is_full_or_the_log_broken(
     assert state(harness) == ShardState.READ_ONLY
 
 
-async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_told(
+async def test_a_shard_rejects_writes_until_the_log_has_space_for_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start() -> Any:
@@ -100,25 +100,22 @@ async def test_a_start_that_the_log_has_no_room_for_serves_reads_until_it_is_tol
         nursery.start_soon(harness.loop.context.disk_space.run)
         found.set()
         with trio.fail_after(10):
-            while harness.cells.state != ShardState.READY:  # noqa: ASYNC110 - no event tells
+            while harness.cells.state != ShardState.READY:  # noqa: ASYNC110 - no event is set
                 await trio.sleep(0.001)
         harness.append("a", 1)
         harness.loop.end_iteration()
         with trio.fail_after(10):
-            while not harness.wire.sent:  # noqa: ASYNC110 - no event tells
+            while not harness.wire.sent:  # noqa: ASYNC110 - no event is set
                 await trio.sleep(0.001)
         assert [status for _, status in harness.answers()] == [201]
         nursery.cancel_scope.cancel()
     shard.wal.stop()
 
 
-# How long the disk has not answered
-
-
 # A disk that hangs
 
 
-async def test_writes_are_refused_while_the_disk_does_not_answer_and_reads_are_not(
+async def test_writes_are_rejected_and_reads_served_while_the_disk_hangs(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", durability="fsync")
@@ -137,7 +134,7 @@ async def test_writes_are_refused_while_the_disk_does_not_answer_and_reads_are_n
     assert harness.answers() == [(waiting, 200), (again, 200)]
 
 
-async def test_a_disk_that_is_busy_but_moves_is_not_stalled(harness: ShardHarness) -> None:
+async def test_a_busy_disk_that_completes_syncs_is_not_stalled(harness: ShardHarness) -> None:
     harness.make("a", durability="fsync")
     for now in range(30):
         harness.append("a", now)
@@ -149,7 +146,9 @@ async def test_a_disk_that_is_busy_but_moves_is_not_stalled(harness: ShardHarnes
     assert {code for _, code in harness.answers()} == {200}
 
 
-async def test_a_sync_that_nobody_waits_for_may_hang_as_well(harness: ShardHarness) -> None:
+async def test_a_hanging_sync_is_detected_even_if_no_request_waits_for_it(
+    harness: ShardHarness,
+) -> None:
     harness.log.is_syncing = True
     for now in range(12):
         harness.loop.context.disk.check(now)
@@ -162,7 +161,7 @@ async def test_a_sync_that_nobody_waits_for_may_hang_as_well(harness: ShardHarne
 # The loop itself hangs
 
 
-async def test_a_loop_that_hangs_in_the_disk_is_shown_by_the_thread_that_watches_it(
+async def test_a_loop_that_hangs_in_a_disk_call_is_reported_by_the_thread_that_watches_it(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -174,16 +173,18 @@ async def test_a_loop_that_hangs_in_the_disk_is_shown_by_the_thread_that_watches
         shown.append((now, harness.cells.disk_silent_ms, harness.cells.heartbeat_ms))
         now += 0.5
     assert [silent_ms for _, silent_ms, _ in shown] == [int(at * 1000) for at, _, _ in shown]
-    beats = {at: beat_ms for at, _, beat_ms in shown}
-    assert all(beats[at] == at * 1000 for at in beats if at < DISK_STALLED_S)
-    assert beats[29.5] == (DISK_STALLED_S - 0.5) * 1000, "then the fronts end reads, too"
+    heartbeats = {at: heartbeat_ms for at, _, heartbeat_ms in shown}
+    assert all(heartbeats[at] == at * 1000 for at in heartbeats if at < DISK_STALLED_S)
+    assert heartbeats[29.5] == (DISK_STALLED_S - 0.5) * 1000, (
+        "without a heartbeat, the fronts fail reads, too"
+    )
     assert harness.loop.context.disk.is_stalled
     harness.loop.context.disk.check(1)
     assert harness.cells.disk_silent_ms == 0
     assert not harness.loop.context.disk.is_stalled
 
 
-async def test_each_call_of_the_loop_has_its_own_silence(
+async def test_the_silence_of_each_disk_call_is_measured_separately(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0

@@ -165,11 +165,11 @@ async def test_topics_of_a_start_are_scheduled_a_bounded_number_at_a_time(
     monkeypatch.setattr(expiry, "BEGIN_TOPICS", 2)
     names = [f"t{number}" for number in range(5)]
     filled(harness, *names)
-    again = Expiry(harness.loop.context)
-    await again.run()
+    restarted = Expiry(harness.loop.context)
+    await restarted.run()
     for planned in (2, 4, 5, 5):
         harness.loop.deadlines.run_due(-math.inf)
-        assert len(again._planned) == planned
+        assert len(restarted._planned) == planned
 
 
 async def test_each_topic_with_expiring_records_is_always_scheduled_in_time(
@@ -222,8 +222,8 @@ async def opened(
 
 
 def held(shards: Shards) -> tuple[int, int]:
-    words = [shards.board.shard(index).limits for index in range(shards.count)]
-    return sum(row[Limit.TOPICS] for row in words), sum(row[Limit.TOTAL_BYTES] for row in words)
+    rows = [shards.board.shard(index).limits for index in range(shards.count)]
+    return sum(row[Limit.TOPICS] for row in rows), sum(row[Limit.TOTAL_BYTES] for row in rows)
 
 
 def counted(shards: Shards) -> tuple[int, int]:
@@ -267,21 +267,21 @@ async def test_the_usage_of_a_dead_shard_counts_until_its_successor_has_recovere
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path, max_topics=3) as shards:
-        gone, here = (name_in(shards, shard) for shard in (1, 2))
-        await shards.put_topic(gone)
+        of_killed, of_other = (name_in(shards, shard) for shard in (1, 2))
+        await shards.put_topic(of_killed)
         await shards.put_topic(name_in(shards, 1, "ephemeral"), durability="ephemeral")
-        await append(shards, gone, LONG)
+        await append(shards, of_killed, LONG)
         await append(shards, name_in(shards, 1, "ephemeral"), LONG)
         before = held(shards)
         await shards.kill(1)
         assert held(shards) == before == (2, before[1])
-        assert isinstance(await append(shards, here, LONG, LONG), Throttled)
-        assert (await shards.put_topic(here))["created"]
-        assert isinstance(await shards.put_topic(f"{here}-2"), Throttled)
+        assert isinstance(await append(shards, of_other, LONG, LONG), Throttled)
+        assert (await shards.put_topic(of_other))["created"]
+        assert isinstance(await shards.put_topic(f"{of_other}-2"), Throttled)
         shards.start(1)
         assert held(shards)[1] < before[1]
         assert held(shards) == counted(shards)
-        assert (await append(shards, here, LONG, LONG))["count"] == 2
+        assert (await append(shards, of_other, LONG, LONG))["count"] == 2
 
 
 async def test_no_topic_is_created_before_all_shards_have_reported_their_usage(
@@ -324,7 +324,7 @@ async def test_either_both_ends_of_a_router_are_created_or_none(tmp_path: Path) 
         assert counted(shards)[0] == 3
         assert (await shards.put("r", taken[0], ends[0]))["created"]
         assert counted(shards)[0] == 4
-        assert (await shards.put("s", taken[1], taken[2]))["created"], "nothing new is needed"
+        assert (await shards.put("s", taken[1], taken[2]))["created"], "no new topic is needed"
 
 
 async def test_a_slot_reserved_for_an_end_is_not_available_to_others(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ async def test_a_created_end_reserves_no_slot_besides_its_own(tmp_path: Path) ->
         shards.on_message = on_message
         shards.caller = 1
         assert (await shards.put("r", name_in(shards, 1), name_in(shards, 2)))["created"]
-        assert max(counts) == 3, "two, and the end whose answer is on its way"
+        assert max(counts) == 3, "two topics, and the end whose reply is in flight"
 
 
 async def test_expired_records_are_removed_when_bytes_are_scarce(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ async def test_expired_records_are_removed_when_bytes_are_scarce(tmp_path: Path)
             loop.context.end_iteration()
 
         sweep()
-        assert 900 < held(shards)[1] < 1050, "there is room enough"
+        assert 900 < held(shards)[1] < 1050, "there is enough capacity"
         assert (await append(shards, name_in(shards, 2), "x" * 60))["created"]
         assert held(shards)[1] > 1050
         sweep()

@@ -187,12 +187,12 @@ async def test_a_feed_reports_damage_and_continues_after_it(
     front.taken()
     front.written()
     pages = [event for event in front.events() if event["event"] == "feed.page"]
-    told = [(page["from_seq"], page["to_seq"], page["count"], gap_of(page)) for page in pages]
-    assert told == [(0, 1, 1, None), (1, 3, 1, ("damaged", 2, 2))]
+    received = [(page["from_seq"], page["to_seq"], page["count"], gap_of(page)) for page in pages]
+    assert received == [(0, 1, 1, None), (1, 3, 1, ("damaged", 2, 2))]
     assert len(front.loop.services.feeds) == 1
 
 
-async def test_records_that_cannot_be_read_for_now_end_the_feeds_that_want_them_and_no_other(
+async def test_temporarily_unreadable_records_end_only_the_feeds_that_need_them(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = OSError(errno.EMFILE, "too many")

@@ -39,7 +39,7 @@ async def test_a_cursor_of_a_deleted_incarnation_is_reported_to_the_reader(front
 # Readers that lag a feed
 
 
-async def test_a_reader_behind_a_feed_gets_nothing_past_the_seq_that_it_names(front: Front) -> None:
+async def test_a_feed_read_returns_no_record_above_its_until_seq(front: Front) -> None:
     front.make("a")
     front.append("a", 1, 2, 3)
     front.append("a", 4, 5, 6)
@@ -56,7 +56,7 @@ async def test_a_reader_behind_a_feed_gets_nothing_past_the_seq_that_it_names(fr
     assert (seqs(answer), answer["from_seq"], answer["to_seq"]) == ([2, 3], 1, 3)
 
 
-async def test_a_gap_that_goes_past_the_seq_that_the_reader_names_is_told_whole(
+async def test_a_gap_that_crosses_until_seq_is_reported_completely(
     front: Front,
 ) -> None:
     front.make("a", cap_records=2)
@@ -80,16 +80,16 @@ async def test_heads_of_existing_topics_are_returned(front: Front) -> None:
     assert a.last_read_ts is None
 
 
-async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it(
+async def test_a_missing_topic_is_not_found_and_a_read_of_an_existing_topic_touches_it(
     front: Front,
 ) -> None:
-    for ask in (front.open, front.feed_read):
-        ask("a")
+    for call in (front.open, front.feed_read):
+        call("a")
         assert front.answer()["code"] == "topic_not_found"
     assert len(front.loop.services.feeds) == 0
-    for ask in (front.open, front.feed_read):
+    for call in (front.open, front.feed_read):
         front.make("a")
-        ask("a")
+        call("a")
         assert front.engine.topic("a").last_read_ts is not None
         front.delete("a")
         front.synced()
@@ -98,7 +98,7 @@ async def test_a_topic_that_is_not_there_is_not_found_and_reading_one_touches_it
 # Synced records only
 
 
-async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(front: Front) -> None:
+async def test_a_strong_feed_sends_only_synced_records_and_its_head_is_synced(front: Front) -> None:
     front.make("a")
     front.append("a", 1, 2)
     front.synced()
@@ -122,7 +122,7 @@ async def test_a_strong_feed_gives_what_is_synced_and_its_head_is_there_too(fron
     front.append("a", 6)
     front.written()
     front.taken()
-    front.append("a", 7)  # handed over after the sync began
+    front.append("a", 7)  # passed to the writer after the sync began
     front.flush()
     front.log.synced_lsn = front.log.written
     front.end_iteration()
@@ -161,16 +161,16 @@ async def test_a_strong_feed_continues_when_its_topic_no_longer_requires_syncs(
 
 
 def ahead(
-    harness: ShardHarness, topic: str, page_count: int, **asked: int
+    harness: ShardHarness, topic: str, page_count: int, **query: int
 ) -> tuple[DiffAheadResult, bytes]:
-    harness.request(DIFF_AHEAD, DiffAheadParams(topic, page_count), json_bytes(asked))
+    harness.request(DIFF_AHEAD, DiffAheadParams(topic, page_count), json_bytes(query))
     (frame,) = harness.wire.take()
     answer = decode(frame.payload)
     assert isinstance(answer, Success)
     return DIFF_AHEAD.result._make(answer.result), bytes(frame.attachment)
 
 
-async def test_a_diff_is_answered_at_once_when_there_is_something_or_nobody_waits(
+async def test_a_diff_gets_its_reply_immediately_if_there_are_records_or_it_does_not_wait(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
@@ -185,7 +185,7 @@ async def test_a_diff_is_answered_at_once_when_there_is_something_or_nobody_wait
     assert harness.answers() == []
 
 
-async def test_pages_ahead_are_what_the_reader_will_be_answered_without_their_trailers(
+async def test_pages_read_ahead_equal_the_later_replies_without_their_trailers(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
@@ -205,7 +205,7 @@ async def test_pages_ahead_are_what_the_reader_will_be_answered_without_their_tr
     assert content == b""
 
 
-async def test_no_more_pages_are_read_ahead_than_are_asked_for(harness: ShardHarness) -> None:
+async def test_at_most_the_requested_number_of_pages_is_read_ahead(harness: ShardHarness) -> None:
     harness.make("a")
     harness.append("a", *range(9))
     harness.synced()

@@ -18,7 +18,7 @@ from topics.engine.changes import delete_records
 # Following the head
 
 
-async def test_a_feed_begins_at_the_head_and_gives_what_is_committed_from_then_on(
+async def test_a_feed_begins_at_the_head_and_sends_the_records_committed_after_it(
     front: Front,
 ) -> None:
     front.make("a")
@@ -69,7 +69,7 @@ def _pages_and_waits(front: Front) -> list[tuple[list[int], bool]]:
     return [(seqs(event), event["is_awaited"]) for event in front.events()]
 
 
-async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_one_longer(
+async def test_two_pages_are_in_flight_and_the_next_one_contains_all_records_committed_since(
     front: Front,
 ) -> None:
     front.make("a")
@@ -87,7 +87,7 @@ async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_o
     assert front.pages() == []
     front.taken()
     front.taken()
-    front.taken()  # one too often: that gives no third page
+    front.taken()  # once too often, which allows no third page
     front.end_iteration()
     assert _pages_and_waits(front) == [([6], False)]
     for number in range(3):
@@ -96,7 +96,7 @@ async def test_two_pages_are_under_way_and_what_comes_meanwhile_makes_the_next_o
     assert front.pages() == [[7]]
 
 
-async def test_a_page_that_is_sent_is_a_read(front: Front) -> None:
+async def test_sending_a_page_counts_as_a_read_of_the_topic(front: Front) -> None:
     front.make("a")
     front.open("a")
     topic = front.engine.topic("a")
@@ -107,7 +107,7 @@ async def test_a_page_that_is_sent_is_a_read(front: Front) -> None:
     assert (topic.effective_priority(front.loop.context.now.ms), event["band"]) == (500, 3)
 
 
-async def test_writes_of_one_batch_share_a_page_of_at_most_the_views_limit_and_bytes(
+async def test_writes_of_one_batch_share_a_page_within_the_limit_and_bytes_of_the_view(
     front: Front,
 ) -> None:
     front.make("a")
@@ -150,7 +150,7 @@ VIEW = {
     durability=st.sampled_from(["ephemeral", "memory", "disk", "fsync"]),
     view=st.fixed_dictionaries(VIEW),
 )
-def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
+def test_pages_are_contiguous_and_report_all_lost_records_after_any_operations(
     tmp_path_factory: pytest.TempPathFactory,
     operations: list[tuple[str, Any]],
     cap: int,
@@ -173,8 +173,8 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
                     front.append("a", records=[{"data": 1} | node for node in named])
                 elif step == "delete":
                     topic, table = front.engine.topic("a"), front.engine.table
-                    asked = delete_records.remaining_delete(table, "a", what, None)
-                    change = delete_records.decide(table, asked, front.commits.now())
+                    remaining = delete_records.remaining_delete(table, "a", what, None)
+                    change = delete_records.decide(table, remaining, front.commits.now())
                     front.commits.submit(change, None)
                     deleted = max(deleted, min(what, topic.head_seq + 1))
                 elif step == "write":
@@ -219,7 +219,7 @@ def test_whatever_happens_pages_have_no_hole_and_tell_of_all_that_was_lost(
 # Fairness
 
 
-async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
+async def test_a_feed_without_matching_records_yields_to_other_feeds_after_a_bounded_scan(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pages() -> list[tuple[int, int, int]]:
@@ -241,7 +241,7 @@ async def test_a_feed_that_finds_nothing_for_long_lets_others_go_first(
     assert pages() == [(1, 9, 1)]
 
 
-async def test_many_feeds_are_served_in_turns_between_which_others_come(
+async def test_many_feeds_are_served_in_several_iterations(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "ITERATION_COST_MAX", 40 * feeds.PAGE_COST)
@@ -266,7 +266,7 @@ def forbidden(*_: object) -> NoReturn:
     raise AssertionError("nothing has changed")
 
 
-async def test_a_feed_is_looked_at_only_when_its_topic_has_changed(
+async def test_a_feed_is_checked_only_when_its_topic_has_changed(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):

@@ -64,7 +64,7 @@ class GaugeHarness(QueueHarness):
             await trio.lowlevel.checkpoint()
         self.wire.take()
 
-    async def beat(self) -> dict[str, Any]:
+    async def tick(self) -> dict[str, Any]:
         """Return the values that a tick reports now."""
         self.last.clear()
         self.loop.context.begin_iteration()
@@ -81,7 +81,7 @@ class GaugeHarness(QueueHarness):
         self.log.stop()
         self.services.sealing.write_last()
 
-    async def again(self) -> GaugeHarness:
+    async def restart(self) -> GaugeHarness:
         """Restart the shard."""
         await self.end()
         return GaugeHarness(self.path, self.nursery, self.mock)
@@ -127,7 +127,7 @@ class RandomClients:
     def __init__(self, harness: GaugeHarness, seed: int) -> None:
         self.harness, self.random = harness, random.Random(seed)
         self.agreed: Counter[str] = Counter()  # The number of ticks with a value other than 0
-        self._acts: list[Callable[[], object]] = [
+        self._actions: list[Callable[[], object]] = [
             *([self.append] * 6 + [self.claim] * 4 + [self.ack] * 3),
             *(self.put, self.put, self.put, self.nack, self.extend, self.delete_records),
             *(self.delete_records, self.delete, self.read, self.later, self.later),
@@ -136,12 +136,12 @@ class RandomClients:
     async def run(self, steps: int) -> None:
         for _ in range(steps):
             for _ in range(self.random.randint(1, 4)):
-                self.random.choice(self._acts)()
+                self.random.choice(self._actions)()
                 if self.random.random() < 0.7:
                     await self.harness.settled()
             await self.harness.settled()
             counted = self.harness.counted() if self.random.random() < 0.5 else None
-            values = await self.harness.beat()
+            values = await self.harness.tick()
             expected = counted or self.harness.counted()
             assert {name: values[name] for name in USAGE} == expected
             self.agreed.update(name for name in USAGE if values[name])
@@ -211,23 +211,23 @@ class RandomClients:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_gauges_are_what_counting_says(
+async def test_the_gauges_equal_counted_values(
     harness: GaugeHarness, mock_clock: MockClock, seed: int
 ) -> None:
-    walk = RandomClients(harness, seed)
-    await walk.run(60)
-    walk.harness = await harness.again()
-    await walk.run(20)
-    assert set(walk.agreed) == set(USAGE)
-    await walk.harness.end()
+    clients = RandomClients(harness, seed)
+    await clients.run(60)
+    clients.harness = await harness.restart()
+    await clients.run(20)
+    assert set(clients.agreed) == set(USAGE)
+    await clients.harness.end()
 
 
-async def test_leases_in_memory_count_though_nothing_of_them_is_committed(
+async def test_leases_in_memory_count_although_they_are_not_logged(
     harness: GaugeHarness, mock_clock: MockClock
 ) -> None:
     async def leases() -> int:
         await harness.settled()
-        values: int = (await harness.beat())["topics_queue_leases_in_flight"]
+        values: int = (await harness.tick())["topics_queue_leases_in_flight"]
         return values
 
     harness.put("q", type="queue", durability="ephemeral")
@@ -247,31 +247,33 @@ async def test_leases_in_memory_count_though_nothing_of_them_is_committed(
     assert await leases() == 0
 
 
-async def test_what_the_log_has_lost_does_not_count(
+async def test_changes_that_the_log_has_lost_do_not_count(
     harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.put("a")
     await harness.settled()
     sync_by(monkeypatch, loop=False)
     held = harness.log.writer.state.report
-    monkeypatch.setattr(harness.log.writer.state, "report", lambda _: None)  # nothing is heard of
+    monkeypatch.setattr(
+        harness.log.writer.state, "report", lambda _: None
+    )  # the loop receives no report
     harness.delete("a")
     harness.put("b", type="queue")
     for topic in harness.commits.deleting_topics():
         harness.services.gauges._usage.touch(topic)
     harness.services.gauges._usage.touch(harness.engine.topic("b"))
-    values = await harness.beat()
+    values = await harness.tick()
     assert (values["topics_topics"], values["topics_queue_topics"]) == (1, 1)
     monkeypatch.setattr(harness.log.writer.state, "report", held)
     harness.log.writer.state.fail(BROKEN)
     while not harness.log.failed:
         await trio.lowlevel.checkpoint()
-    values = await harness.beat()
+    values = await harness.tick()
     assert (values["topics_topics"], values["topics_queue_topics"]) == (1, 0)
     assert [*harness.engine.topics] == ["a"]
 
 
-async def test_many_topics_are_counted_in_turns_of_their_own(
+async def test_many_topics_are_counted_in_separate_iterations(
     harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "STEP_TOPICS", 4)
@@ -279,28 +281,28 @@ async def test_many_topics_are_counted_in_turns_of_their_own(
         harness.put(str(number))
     await harness.settled()
     before = harness.loop.context.iteration_count
-    values = await harness.beat()
+    values = await harness.tick()
     assert values["topics_topics"] == 10
     assert harness.loop.context.iteration_count - before >= 3
     before = harness.loop.context.iteration_count
-    await harness.beat()
+    await harness.tick()
     assert harness.loop.context.iteration_count - before == 1, "nothing has changed"
 
 
 # The log
 
 
-async def test_the_log_tells_what_it_did_and_how_long_its_syncs_took(
+async def test_the_gauges_of_the_log_show_its_work_and_the_duration_of_its_syncs(
     harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = dict(await harness.beat())
+    before = dict(await harness.tick())
     sync_by(monkeypatch, loop=False)  # the loop syncs without waiting for the log
     harness.put("a", durability="fsync")
     await harness.settled()
     for number in range(5):
         harness.append("a", number)
         await harness.settled()
-    values = await harness.beat()
+    values = await harness.tick()
     grown = {
         name: values[name] - before[name]
         for name in values
@@ -317,7 +319,7 @@ async def test_the_log_tells_what_it_did_and_how_long_its_syncs_took(
     assert values["topics_wal_queue_depth_peak"] >= 1
 
 
-async def test_what_waits_for_the_log_and_the_most_that_did_are_told(
+async def test_the_queue_depth_of_the_log_and_its_peak_are_published(
     harness: GaugeHarness, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness.put("a", durability="fsync")
@@ -328,19 +330,19 @@ async def test_what_waits_for_the_log_and_the_most_that_did_are_told(
     for number in range(3):
         harness.append("a", number)
     harness.run_iteration()
-    values = await harness.beat()
+    values = await harness.tick()
     depth = values["topics_wal_queue_depth"]
     assert depth >= 3
     assert values["topics_wal_queue_depth_peak"] >= depth
     monkeypatch.setattr(harness.log.writer.state, "report", held)
     harness.append("a", 4)
     await harness.settled()
-    values = await harness.beat()
+    values = await harness.tick()
     assert values["topics_wal_queue_depth"] == 0
     assert values["topics_wal_queue_depth_peak"] >= depth
 
 
-async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
+async def test_a_broken_log_and_each_write_that_it_rejects_are_published(
     harness: GaugeHarness,
     mock_clock: MockClock,
 ) -> None:
@@ -354,7 +356,7 @@ async def test_a_broken_log_is_told_and_so_is_each_write_that_it_refuses(
     harness.diff("a")
     with pytest.raises(NotReady):
         harness.loop.context.check_writable()
-    values = await harness.beat()
+    values = await harness.tick()
     assert (values["topics_wal_read_only"], values["topics_wal_submit_full_total"]) == (1, 3)
 
 
@@ -371,7 +373,7 @@ async def test_the_files_are_checked_periodically(
     while not harness.services.gauges._disk.free:
         await trio.lowlevel.checkpoint()
     mock_clock.jump(5.0)
-    values = await harness.beat()
+    values = await harness.tick()
     assert values["topics_log_bytes"] >= FILE_BYTES
     assert values["topics_checkpoint_bytes"] > 0
     assert values["topics_disk_free_bytes"] > 0
@@ -382,17 +384,17 @@ async def test_the_files_are_checked_periodically(
     mock_clock.jump(DISK_S)
     while harness.services.gauges._disk is seen:
         await trio.lowlevel.checkpoint()
-    assert (await harness.beat())["topics_blob_bytes"] >= 1 << 20
+    assert (await harness.tick())["topics_blob_bytes"] >= 1 << 20
 
 
-async def test_a_disk_that_does_not_answer_keeps_nothing_else_from_being_told(
+async def test_a_hanging_disk_does_not_prevent_the_other_gauges_from_being_published(
     harness: GaugeHarness,
     mock_clock: MockClock,
     nursery: trio.Nursery,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on = threading.Event()
-    monkeypatch.setattr(gauges, "disk_usage", lambda _: go_on.wait())
+    resume = threading.Event()
+    monkeypatch.setattr(gauges, "disk_usage", lambda _: resume.wait())
     nursery.start_soon(harness.services.gauges.run)
     await wait_all_tasks_blocked()
     assert harness.last == {}
@@ -400,7 +402,7 @@ async def test_a_disk_that_does_not_answer_keeps_nothing_else_from_being_told(
     while not harness.last:
         await trio.lowlevel.checkpoint()
     assert (harness.last["topics_topics"], harness.last["topics_disk_free_bytes"]) == (0, 0)
-    go_on.set()
+    resume.set()
 
 
 async def test_a_failed_check_of_the_files_is_logged_and_retried(
@@ -427,7 +429,7 @@ async def test_full_log_files_wait_for_their_segments(
     while harness.services.sealing.backlog_files < 2:
         harness.append("a", "x" * 20_000)
         await harness.settled()
-    values = await harness.beat()
+    values = await harness.tick()
     assert (values["topics_seal_backlog_files"], values["topics_segment_files"]) == (2, 0)
     assert values["topics_wal_rotations_total"] >= 2
 
@@ -435,7 +437,7 @@ async def test_full_log_files_wait_for_their_segments(
 # Schedule and declared fields
 
 
-async def test_a_shard_beats_in_turns_from_its_start_on(
+async def test_a_shard_publishes_its_gauges_at_each_tick_from_its_start(
     harness: GaugeHarness,
     mock_clock: MockClock,
     nursery: trio.Nursery,
@@ -454,10 +456,10 @@ async def test_a_shard_beats_in_turns_from_its_start_on(
     assert [round(time - start, 3) for time in at] == [0, TICK_INTERVAL_S, 2 * TICK_INTERVAL_S]
 
 
-async def test_what_is_told_is_declared_as_it_is_told(
+async def test_each_published_gauge_is_declared_with_its_number_of_cells(
     harness: GaugeHarness, mock_clock: MockClock
 ) -> None:
     metrics = {metric.name: metric for metric in TABLE[ProcessKind.SHARD]}
-    for name, value in (await harness.beat()).items():
+    for name, value in (await harness.tick()).items():
         assert metrics[name].cells == (1 if isinstance(value, int) else len(value)), name
     assert metrics["topics_topics_by_class"].rows == [(name,) for name in CLASSES]

@@ -28,7 +28,7 @@ def kinds(harness: ShardHarness) -> list[FrameKind]:
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk"])
-async def test_a_record_is_answered_and_read_once_it_is_written(
+async def test_an_append_is_acknowledged_and_readable_after_its_write(
     harness: ShardHarness, durability: str
 ) -> None:
     harness.make("a", durability=durability)
@@ -43,7 +43,7 @@ async def test_a_record_is_answered_and_read_once_it_is_written(
     assert harness.log.groups[-1][1] is False, "no change requested a sync"
 
 
-async def test_a_record_of_class_fsync_is_answered_and_read_once_it_is_synced(
+async def test_an_append_of_class_fsync_is_acknowledged_and_readable_after_its_sync(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", durability="fsync")
@@ -61,7 +61,7 @@ async def test_a_record_of_class_fsync_is_answered_and_read_once_it_is_synced(
     assert harness.seqs("a") == [1]
 
 
-async def test_a_record_in_memory_only_is_answered_and_read_at_once_without_the_log(
+async def test_an_ephemeral_append_is_acknowledged_and_readable_immediately_without_the_log(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", durability="ephemeral")
@@ -76,7 +76,7 @@ async def test_a_record_in_memory_only_is_answered_and_read_at_once_without_the_
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-async def test_the_write_that_makes_its_topic_is_synced_whatever_the_class(
+async def test_an_append_that_creates_its_topic_is_synced_in_every_class(
     harness: ShardHarness, durability: str
 ) -> None:
     first = harness.append("a", 1, config={"durability": durability})
@@ -87,21 +87,21 @@ async def test_the_write_that_makes_its_topic_is_synced_whatever_the_class(
     assert harness.seqs("a") == [1]
 
 
-async def test_making_configuring_and_deleting_are_synced(harness: ShardHarness) -> None:
+async def test_creating_configuring_and_deleting_a_topic_are_synced(harness: ShardHarness) -> None:
     requests: list[tuple[Callable[[], int], int]] = [
         (lambda: harness.put("a"), 201),
         (lambda: harness.put("a", priority=3), 200),
         (lambda: harness.delete("a"), 200),
     ]
-    for ask, status in requests:
-        number = ask()
+    for request, status in requests:
+        number = request()
         harness.written()
         assert harness.answers() == []
         harness.synced()
         assert harness.answers() == [(number, status)]
 
 
-async def test_a_put_that_changes_nothing_waits_for_what_was_asked_before_it_and_for_no_more(
+async def test_a_put_that_changes_nothing_waits_only_for_the_changes_requested_before_it(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
@@ -124,7 +124,7 @@ async def test_a_put_that_changes_nothing_waits_for_what_was_asked_before_it_and
 # Order
 
 
-async def test_answers_come_in_the_order_of_the_log(harness: ShardHarness) -> None:
+async def test_replies_are_sent_in_the_order_of_the_log(harness: ShardHarness) -> None:
     harness.make("a")
     harness.make("b")
     numbers = [harness.append(topic, 1) for topic in "abba"]
@@ -132,11 +132,11 @@ async def test_answers_come_in_the_order_of_the_log(harness: ShardHarness) -> No
     assert harness.answers() == [(number, 200) for number in numbers]
 
 
-async def test_only_as_much_is_answered_as_the_log_has_reached(harness: ShardHarness) -> None:
+async def test_only_written_appends_are_acknowledged(harness: ShardHarness) -> None:
     harness.make("a")
     first = harness.append("a", 1)
     harness.flush()
-    second = harness.append("a", 2)  # in the group in flight
+    second = harness.append("a", 2)  # the group of the first append is in flight
     harness.log.write()
     harness.commits.advance()
     assert harness.answers() == [(first, 200)]
@@ -155,11 +155,15 @@ async def test_a_write_to_another_topic_does_not_wait_for_a_sync(harness: ShardH
     assert harness.answers() == [(slow, 200)]
 
 
-async def test_what_is_written_at_once_is_answered_and_read_at_once(harness: ShardHarness) -> None:
+async def test_an_immediate_write_is_acknowledged_and_readable_immediately(
+    harness: ShardHarness,
+) -> None:
     harness.make("a")
     harness.log.immediate = True
     first, second = harness.append("a", 1), harness.append("a", 2, 3)
-    assert (harness.answers(), harness.seqs("a")) == ([], []), "decided, and not sent off yet"
+    assert (harness.answers(), harness.seqs("a")) == ([], []), (
+        "the appends are decided and not flushed"
+    )
     harness.flush()
     assert harness.answers() == [(first, 200), (second, 200)]
     assert harness.seqs("a") == [1, 2, 3]
@@ -167,7 +171,7 @@ async def test_what_is_written_at_once_is_answered_and_read_at_once(harness: Sha
     assert harness.commits.advance() is None
 
 
-async def test_what_is_written_at_once_leaves_what_waits_for_a_sync_waiting(
+async def test_an_immediate_write_does_not_acknowledge_appends_that_wait_for_a_sync(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", durability="fsync")
@@ -175,16 +179,18 @@ async def test_what_is_written_at_once_leaves_what_waits_for_a_sync_waiting(
     harness.append("a", 1)
     harness.written()
     harness.log.immediate = True
-    here = harness.append("b", 1)
+    immediate = harness.append("b", 1)
     harness.flush()
-    assert harness.answers() == [(here, 200)]
+    assert harness.answers() == [(immediate, 200)]
     assert (harness.seqs("a"), harness.seqs("b")) == ([], [1])
     harness.synced()
     assert len(harness.answers()) == 1
     assert harness.seqs("a") == [1]
 
 
-async def test_what_is_synced_at_once_is_answered_and_read_at_once(harness: ShardHarness) -> None:
+async def test_appends_synced_immediately_are_acknowledged_and_readable_immediately(
+    harness: ShardHarness,
+) -> None:
     harness.make("a", durability="fsync")
     harness.make("b")
     harness.log.syncs_immediately = True
@@ -197,7 +203,9 @@ async def test_what_is_synced_at_once_is_answered_and_read_at_once(harness: Shar
     assert harness.commits.advance() is None
 
 
-async def test_who_waits_for_the_log_hears_of_a_sync_at_once(harness: ShardHarness) -> None:
+async def test_a_task_that_waits_for_a_sync_is_woken_by_an_immediate_sync(
+    harness: ShardHarness,
+) -> None:
     harness.make("a", durability="fsync")
     harness.log.syncs_immediately = True
     synced, lsn = trio.Event(), harness.log.next_lsn + 1
@@ -216,10 +224,12 @@ async def test_who_waits_for_the_log_hears_of_a_sync_at_once(harness: ShardHarne
             await synced.wait()
 
 
-async def test_what_is_committed_behind_the_services_of_a_turn_has_another_turn(
+async def test_a_commit_after_the_services_of_an_iteration_requests_another_iteration(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They see it there: a feed sends the record that a router has brought, for one."""
+    """The services handle the commit there. For example, a feed sends a record that a router has
+    copied.
+    """
     harness.make("a", durability="fsync")
     harness.log.syncs_immediately = True
     topic = harness.engine.topic("a")
@@ -245,7 +255,7 @@ async def test_what_is_committed_behind_the_services_of_a_turn_has_another_turn(
     assert (seen, woken) == ([0, 1], [])
 
 
-async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(
+async def test_a_floor_that_a_commit_moves_is_written_to_the_log_with_the_commit(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", cap_records=4)
@@ -266,7 +276,7 @@ async def test_a_floor_that_comes_of_a_commit_goes_to_the_log_with_it(
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk"])
-async def test_a_write_does_not_overtake_one_of_its_topic_that_waits_for_a_sync(
+async def test_a_write_waits_for_an_earlier_write_of_its_topic_that_waits_for_a_sync(
     harness: ShardHarness, durability: str
 ) -> None:
     harness.make("a", durability="fsync")
@@ -280,7 +290,9 @@ async def test_a_write_does_not_overtake_one_of_its_topic_that_waits_for_a_sync(
     assert harness.seqs("a") == [1, 2]
 
 
-async def test_one_sync_is_asked_for_a_batch_and_none_for_the_next(harness: ShardHarness) -> None:
+async def test_one_sync_is_requested_for_a_batch_and_none_for_the_next_batch(
+    harness: ShardHarness,
+) -> None:
     harness.make("f", durability="fsync")
     harness.make("d", durability="disk")
     del harness.log.groups[:]

@@ -36,7 +36,7 @@ def kinds(harness: ShardHarness) -> list[FrameKind]:
 # Reservations
 
 
-async def test_a_record_that_is_not_synced_waits_for_the_sync_of_the_reservation_that_it_passes(
+async def test_an_append_beyond_the_reserved_seqs_waits_for_the_sync_of_a_reservation(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", durability="memory")
@@ -50,19 +50,21 @@ async def test_a_record_that_is_not_synced_waits_for_the_sync_of_the_reservation
     assert harness.engine.topics["a"].reserved_seq > RESERVE_MIN + 1
 
 
-async def test_a_reservation_ahead_of_need_holds_nobody_up(harness: ShardHarness) -> None:
+async def test_a_seq_reservation_in_advance_delays_no_append(harness: ShardHarness) -> None:
     harness.make("a", durability="disk")
     first = harness.append("a", *range(RESERVE_MIN // 2 + 1))
     second = harness.append("a", 1)
     assert kinds(harness).count(FrameKind.SEQS_RESERVED) == 1
     harness.written()
     assert harness.answers() == [(first, 200), (second, 200)]
-    assert harness.engine.topics["a"].reserved_seq == RESERVE_MIN, "written is not promised"
+    assert harness.engine.topics["a"].reserved_seq == RESERVE_MIN, (
+        "the reservation is written but not synced"
+    )
     harness.synced()
     assert harness.engine.topics["a"].reserved_seq > RESERVE_MIN
 
 
-async def test_records_in_memory_only_never_pass_what_is_reserved(harness: ShardHarness) -> None:
+async def test_an_ephemeral_append_never_exceeds_the_reserved_seqs(harness: ShardHarness) -> None:
     harness.make("a", durability="ephemeral")
     within, beyond = harness.append("a", *range(RESERVE_MIN)), harness.append("a", 1)
     assert harness.answers() == [(within, 200)]
@@ -72,7 +74,7 @@ async def test_records_in_memory_only_never_pass_what_is_reserved(harness: Shard
     assert harness.answers() == [(beyond, 200)]
 
 
-async def test_a_reservation_that_failed_is_asked_for_again(harness: ShardHarness) -> None:
+async def test_a_failed_seq_reservation_is_requested_again(harness: ShardHarness) -> None:
     harness.make("a", durability="disk")
     harness.append("a", *range(RESERVE_MIN // 2 + 1))
     harness.failed(FULL)
@@ -87,7 +89,7 @@ async def test_a_reservation_that_failed_is_asked_for_again(harness: ShardHarnes
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
-async def test_without_room_everybody_is_refused_and_the_log_goes_on(
+async def test_on_a_full_disk_all_pending_changes_are_rejected_and_the_log_continues(
     harness: ShardHarness, durability: str
 ) -> None:
     harness.make("a", durability=durability)
@@ -113,7 +115,7 @@ async def test_without_room_everybody_is_refused_and_the_log_goes_on(
     ]
 
 
-async def test_what_was_written_before_the_failure_is_answered_before_it(
+async def test_an_append_written_before_a_log_failure_is_acknowledged_before_the_refusals(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
@@ -126,7 +128,7 @@ async def test_what_was_written_before_the_failure_is_answered_before_it(
     assert harness.seqs("a") == [1]
 
 
-async def test_an_error_that_leaves_the_file_in_doubt_ends_all_writing_and_no_reading(
+async def test_after_a_log_error_with_an_unknown_outcome_writes_are_rejected_and_reads_served(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", durability="fsync")
@@ -140,7 +142,7 @@ async def test_an_error_that_leaves_the_file_in_doubt_ends_all_writing_and_no_re
     assert harness.seqs("a") == [1]
 
 
-async def test_a_change_that_meets_a_broken_log_ends_at_once(harness: ShardHarness) -> None:
+async def test_a_change_submitted_to_a_broken_log_fails_immediately(harness: ShardHarness) -> None:
     """The writer reports nothing after a failure, so the change would never complete."""
     harness.make("a")
     harness.failed(BROKEN)

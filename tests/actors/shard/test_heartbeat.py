@@ -22,7 +22,9 @@ from topics.process import logs
 YEAR_MS = 365 * 86_400_000
 
 
-async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(harness: ShardHarness) -> None:
+async def test_a_heartbeat_publishes_the_time_the_topic_count_and_the_disk_state(
+    harness: ShardHarness,
+) -> None:
     harness.make("a")
     harness.make("b")
     before = time.monotonic_ns() // 1_000_000
@@ -35,17 +37,17 @@ async def test_a_beat_tells_the_time_the_topics_and_how_the_disk_is(harness: Sha
 async def test_the_shard_ticks_twice_a_second_from_its_start(
     harness: ShardHarness, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beats: list[float] = []
-    monkeypatch.setattr(logs, "report_dropped", lambda: beats.append(trio.current_time()))
+    ticks: list[float] = []
+    monkeypatch.setattr(logs, "report_dropped", lambda: ticks.append(trio.current_time()))
     await trio.sleep_until(10.2 * TICK_INTERVAL_S)
     await harness.loop.services.heartbeat.run()
     await trio.sleep(2 * TICK_INTERVAL_S)
-    assert beats == pytest.approx(
+    assert ticks == pytest.approx(
         [10.2 * TICK_INTERVAL_S, 11 * TICK_INTERVAL_S, 12 * TICK_INTERVAL_S]
     )
 
 
-async def test_a_beat_sweeps_keys_that_are_over(harness: ShardHarness) -> None:
+async def test_a_heartbeat_sweeps_expired_idempotency_keys(harness: ShardHarness) -> None:
     harness.make("a", idempotency_window_ms=1000)
     topic, now = harness.engine.topic("a"), harness.loop.context.now
     ages = enumerate((5000, 4000, 500), 1)
@@ -82,7 +84,7 @@ async def test_records_of_a_clock_that_was_ahead_are_reported_once(harness: Shar
     future_ts = append("a")
     with capture_logs() as logged:
         publish()
-        assert logged == [], "nothing is ahead of a clock that is ahead itself"
+        assert logged == [], "no record is ahead of a clock that is ahead itself"
         set_clock(5000)
         for _ in range(3):
             publish()
@@ -147,7 +149,7 @@ async def test_an_idle_shard_has_no_delay(slow: ShardHarness) -> None:
 
 
 @pytest.mark.slow
-async def test_what_waits_in_the_inbox_delays(
+async def test_messages_that_wait_in_the_inbox_count_as_delay(
     slow: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox = slow.loop.inbox
@@ -163,7 +165,7 @@ async def test_what_waits_in_the_inbox_delays(
     assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
-async def test_a_log_that_is_slower_than_usual_delays(slow: ShardHarness) -> None:
+async def test_a_log_that_is_slower_than_usual_counts_as_delay(slow: ShardHarness) -> None:
     slow.append("strong", 1)
     slow.flush()
     usual_ms = 2 * round(1000 * slow.commits.average_s)
@@ -175,7 +177,9 @@ async def test_a_log_that_is_slower_than_usual_delays(slow: ShardHarness) -> Non
     assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
-async def test_each_group_that_the_log_does_begins_anew(slow: ShardHarness) -> None:
+async def test_the_delay_of_the_log_is_measured_separately_for_each_group(
+    slow: ShardHarness,
+) -> None:
     for _ in range(10):
         slow.append("strong", 1)
         slow.synced()
@@ -184,7 +188,7 @@ async def test_each_group_that_the_log_does_begins_anew(slow: ShardHarness) -> N
         assert run_iteration(slow, CHECK_INTERVAL_MS) == 0
 
 
-async def test_what_a_sync_usually_takes_is_learned(slow: ShardHarness) -> None:
+async def test_the_average_sync_time_follows_the_measured_syncs(slow: ShardHarness) -> None:
     assert slow.commits.average_s == pytest.approx(SYNC_INITIAL_S, abs=0.001)
     for _ in range(300):
         slow.append("strong", 1)
@@ -194,27 +198,29 @@ async def test_what_a_sync_usually_takes_is_learned(slow: ShardHarness) -> None:
     for _ in range(300):
         slow.append("weak", 1)
         slow.written()
-    assert slow.commits.average_s == pytest.approx(0.004, rel=0.01), "these were no syncs"
+    assert slow.commits.average_s == pytest.approx(0.004, rel=0.01), (
+        "writes without a sync do not count"
+    )
 
 
-async def test_a_turn_does_not_look_each_time(
+async def test_the_delay_is_not_published_in_every_iteration(
     slow: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[int] = []
+    calls: list[int] = []
     heartbeat = slow.loop.services.heartbeat
     real = heartbeat.publish_delay
 
     def publish_delay() -> None:
-        looks.append(1)
+        calls.append(1)
         real()
 
     monkeypatch.setattr(heartbeat, "publish_delay", publish_delay)
     for _ in range(100):
         run_iteration(slow, 1)
-    assert len(looks) == 100 // CHECK_INTERVAL_MS
+    assert len(calls) == 100 // CHECK_INTERVAL_MS
 
 
-async def test_a_delay_ends_also_when_nothing_happens_any_more(
+async def test_a_delay_is_cleared_even_without_further_iterations(
     harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
     context = harness.loop.context

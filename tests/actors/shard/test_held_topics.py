@@ -1,4 +1,5 @@
-"""Requests that are handled later: those of held topics, in their order, and retries, alone."""
+"""Deferred requests: requests for a held topic keep their order, and a retried change is written
+alone."""
 
 from __future__ import annotations
 
@@ -34,24 +35,24 @@ class Request:
         self.codes.append(code)
 
 
-def test_what_a_held_topic_is_asked_waits_in_its_order_and_nothing_else_does() -> None:
+def test_only_requests_for_a_held_topic_wait_and_they_keep_their_order() -> None:
     held, handled = HeldTopics(), list[Any]()
     first, last = requests = Request(), Request()
-    asked: list[Any] = [*requests]
-    assert not held.defer_if_held("a", handled.append, asked[0])
+    deferrable: list[Any] = [*requests]
+    assert not held.defer_if_held("a", handled.append, deferrable[0])
     assert not held.defer_call_if_held("a", handled.clear)
     held.hold("a")
-    assert held.defer_if_held("a", handled.append, asked[0])
+    assert held.defer_if_held("a", handled.append, deferrable[0])
     assert held.defer_call_if_held("a", lambda: handled.append("work of the shard"))
-    assert held.defer_if_held("a", handled.append, asked[1])
-    assert not held.defer_if_held("b", handled.append, asked[0])
+    assert held.defer_if_held("a", handled.append, deferrable[1])
+    assert not held.defer_if_held("b", handled.append, deferrable[0])
     assert not held.defer_call_if_held("b", handled.clear)
     deferred = held.release("a")
     assert handled == []
     for call in deferred:
         call()
     assert handled == [first, "work of the shard", last]
-    assert not held.defer_if_held("a", handled.append, asked[0])
+    assert not held.defer_if_held("a", handled.append, deferrable[0])
 
 
 def test_a_topic_is_held_once_at_a_time() -> None:
@@ -64,9 +65,9 @@ def test_a_topic_is_held_once_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_open", "closed"), [(False, False), (True, True)], ids=["timed out", "front gone"]
+    ("is_open", "closed"), [(False, False), (True, True)], ids=["timed out", "front disconnected"]
 )
-def test_a_request_that_nobody_waits_for_is_dropped_and_frees_its_memory(
+def test_a_request_without_a_waiting_caller_is_dropped_and_its_memory_is_freed(
     is_open: bool, closed: bool
 ) -> None:
     request: Any = Request(is_open=is_open, closed=closed)
@@ -75,7 +76,7 @@ def test_a_request_that_nobody_waits_for_is_dropped_and_frees_its_memory(
     assert (handled, request.released, request.codes) == ([], 1, [])
 
 
-def test_a_request_that_fails_late_is_answered_and_frees_its_memory() -> None:
+def test_a_deferred_request_that_fails_gets_a_reply_and_its_memory_is_freed() -> None:
     def fail(_: Any) -> None:
         raise TopicNotFound("a")
 
@@ -84,7 +85,7 @@ def test_a_request_that_fails_late_is_answered_and_frees_its_memory() -> None:
     assert (request.released, request.codes) == (1, [CONTRACT_ERROR])
 
 
-def test_a_request_that_is_handled_late_keeps_its_memory_for_its_handler() -> None:
+def test_a_deferred_request_keeps_its_memory_for_its_handler() -> None:
     request: Any = Request()
     handled: list[Any] = []
     handle_late(handled.append, request)
@@ -98,7 +99,7 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-async def test_what_is_tried_again_shares_its_group_with_no_other_change(
+async def test_a_retried_change_shares_its_group_with_no_other_change(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
@@ -117,7 +118,9 @@ async def test_what_is_tried_again_shares_its_group_with_no_other_change(
     assert harness.answers() == [(deletion, 200), (lost, 200)]
 
 
-async def test_what_failed_twice_or_for_another_reason_is_refused(harness: ShardHarness) -> None:
+async def test_a_change_that_fails_twice_or_for_another_reason_is_rejected(
+    harness: ShardHarness,
+) -> None:
     harness.make("a")
     harness.append("a", 1)
     harness.written()
@@ -132,7 +135,7 @@ async def test_what_failed_twice_or_for_another_reason_is_refused(harness: Shard
     assert harness.answers() == [(other, "not_ready")]
 
 
-async def test_a_request_whose_front_has_gone_is_not_tried_again(harness: ShardHarness) -> None:
+async def test_a_request_of_a_disconnected_front_is_not_retried(harness: ShardHarness) -> None:
     harness.make("a")
     harness.append("a", 1)
     harness.written()

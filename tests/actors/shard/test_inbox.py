@@ -107,7 +107,7 @@ def harness() -> InboxHarness:
     return InboxHarness()
 
 
-def test_few_messages_are_taken_at_once_in_order_of_arrival(harness: InboxHarness) -> None:
+def test_few_messages_are_taken_in_one_batch_in_order_of_arrival(harness: InboxHarness) -> None:
     other: Any = Session()
     first = harness.put("low0", FIFO_MAX - 2)
     second = harness.put("high4", 1, other)
@@ -115,11 +115,11 @@ def test_few_messages_are_taken_at_once_in_order_of_arrival(harness: InboxHarnes
     taken = [*harness.box.next_batch()]
     assert [session for session, _ in taken] == [harness.session, other, harness.session]
     assert [message.message_id for _, each in taken for message in each] == first + second + third
-    assert (harness.box.count, harness.looked_up) == (0, 0), "nothing is read of them"
+    assert (harness.box.count, harness.looked_up) == (0, 0), "their topics are not read"
     assert harness.next_batch() == []
 
 
-def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(
+def test_many_messages_are_taken_by_weight_within_the_time_limit_of_an_iteration(
     harness: InboxHarness,
 ) -> None:
     low, high = harness.put("low0", 200), harness.put("high4", 20)
@@ -131,17 +131,17 @@ def test_many_messages_are_taken_by_weight_as_long_as_a_turn_may_take(
 
 
 @pytest.mark.parametrize("call", sorted(BY_TOPIC))
-def test_a_request_of_an_urgent_topic_comes_before_a_flood_of_the_same_kind(
+def test_a_request_of_an_urgent_topic_is_taken_before_a_flood_of_the_same_kind(
     harness: InboxHarness, call: str
 ) -> None:
-    """Of every kind, above all reads and claims."""
-    asked = BY_SUBJECT[call]
-    harness.put("low0", 300, call=asked)
-    urgent = harness.put("high4", 2, call=asked)
+    """This holds for every kind of request, above all for reads and claims."""
+    kind = BY_SUBJECT[call]
+    harness.put("low0", 300, call=kind)
+    urgent = harness.put("high4", 2, call=kind)
     assert harness.next_batch()[:2] == urgent
 
 
-def test_each_message_is_taken_once_and_what_is_asked_of_a_topic_stays_in_order(
+def test_each_message_is_taken_once_and_the_requests_of_a_topic_keep_their_order(
     harness: InboxHarness,
 ) -> None:
     low, high, taken = list[int](), list[int](), list[int]()
@@ -157,7 +157,7 @@ def test_each_message_is_taken_once_and_what_is_asked_of_a_topic_stays_in_order(
     assert len(taken) == len(low) + len(high)
 
 
-def test_a_cancellation_stays_behind_its_request(harness: InboxHarness) -> None:
+def test_a_cancellation_is_taken_after_its_request(harness: InboxHarness) -> None:
     other: Any = Session()
     harness.put("high4", 300)
     *_, claim = harness.put("low0", 50, call=CLAIM)
@@ -166,10 +166,10 @@ def test_a_cancellation_stays_behind_its_request(harness: InboxHarness) -> None:
     [of_another] = harness.put_event(CALL_CANCELLED, claim, other)
     taken = harness.drain()
     assert taken.index(of_another) < taken.index(claim) < taken.index(cancelled)
-    assert not harness.box._topics_by_call, "nothing is kept of what was taken"
+    assert not harness.box._topics_by_call, "calls that were taken are dropped from the table"
 
 
-def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(
+def test_other_messages_keep_their_order_and_a_flood_starves_neither_kind(
     harness: InboxHarness,
 ) -> None:
     low, others = harness.put("low0", 300), []
@@ -183,7 +183,7 @@ def test_all_else_keeps_its_order_and_no_flood_of_one_kind_starves_the_other(
     assert set(middle) & set(others)
 
 
-def test_topics_of_a_band_take_turns_and_a_long_body_counts_more(harness: InboxHarness) -> None:
+def test_topics_of_a_band_alternate_and_a_long_body_counts_more(harness: InboxHarness) -> None:
     flood, quiet = harness.put("flood1", 200), harness.put("quiet1", 5)
     taken = harness.next_batch()
     assert set(quiet) < set(taken)
@@ -204,7 +204,9 @@ def test_a_topic_whose_band_changes_keeps_its_order(harness: InboxHarness) -> No
 
 
 @given(st.integers(0, 120), st.binary(max_size=8), st.text(max_size=300))
-def test_any_bytes_name_a_topic_or_none(cut: int, more: bytes, name: str) -> None:
+def test_the_topic_of_a_request_is_found_and_malformed_bytes_raise_no_error(
+    cut: int, more: bytes, name: str
+) -> None:
     payload = _request(7, name)
     assert first_param(Message(7, 0, APPEND.subject, payload, b""), str) == name
     first_param(Message(7, 0, APPEND.subject, payload[:cut] + more, b""), str)
@@ -212,7 +214,9 @@ def test_any_bytes_name_a_topic_or_none(cut: int, more: bytes, name: str) -> Non
     assert first_param(Message(7, 0, APPEND.subject, answer, b""), str) is None
 
 
-def test_what_comes_during_a_turn_waits_for_the_next_one(harness: InboxHarness) -> None:
+def test_a_message_that_arrives_during_an_iteration_waits_for_the_next_one(
+    harness: InboxHarness,
+) -> None:
     for count in (1, FIFO_MAX + 1):
         first = harness.put("a4", count)
         taken = harness.box.next_batch()
@@ -224,15 +228,15 @@ def test_what_comes_during_a_turn_waits_for_the_next_one(harness: InboxHarness) 
         assert session is harness.session
 
 
-def test_messages_tell_how_long_they_were_parked(harness: InboxHarness) -> None:
+def test_messages_report_how_long_they_were_parked(harness: InboxHarness) -> None:
     harness.put("a1", FIFO_MAX + 100)
-    turns = []
+    iterations = []
     while harness.box.count:
-        turns.append([message.parked_ms for message in harness.messages()])
+        iterations.append([message.parked_ms for message in harness.messages()])
         harness.now += 0.5  # the iteration is ended, and other tasks run
-    assert len(turns) > 3
-    assert {*turns[0]} == {0.0}
-    for number, waited in enumerate(turns[1:], 1):
+    assert len(iterations) > 3
+    assert {*iterations[0]} == {0.0}
+    for number, waited in enumerate(iterations[1:], 1):
         assert {*waited} == {waited[0]}
         assert waited[0] == pytest.approx(number * 500, rel=0.1)
     harness.put("a1", 3)
@@ -242,14 +246,14 @@ def test_messages_tell_how_long_they_were_parked(harness: InboxHarness) -> None:
 # Estimated time of the waiting messages
 
 
-def test_few_messages_wait_for_nothing(harness: InboxHarness) -> None:
+def test_few_messages_have_no_estimated_wait(harness: InboxHarness) -> None:
     harness.put("a1", FIFO_MAX)
     assert harness.box.wait_s == 0.0
     harness.put("a1")
     assert harness.box.wait_s == pytest.approx((FIFO_MAX + 1) * FIRST_COST_S)
 
 
-def test_the_wait_follows_what_messages_take_together_with_all_that_ends_a_turn(
+def test_the_estimated_wait_includes_the_work_at_the_end_of_an_iteration(
     harness: InboxHarness,
 ) -> None:
     end_s = 0.001
@@ -262,7 +266,7 @@ def test_the_wait_follows_what_messages_take_together_with_all_that_ends_a_turn(
     assert harness.box.wait_s == pytest.approx(harness.box.count * cost_s, rel=0.05)
 
 
-def test_a_pause_between_two_floods_is_no_cost(harness: InboxHarness) -> None:
+def test_a_pause_between_two_floods_does_not_count_as_cost(harness: InboxHarness) -> None:
     harness.put("a1", FIFO_MAX + 1)
     while harness.box.count:
         harness.next_batch()

@@ -28,7 +28,7 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(("durability", "commit"), [("disk", "written"), ("fsync", "synced")])
-async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(
+async def test_a_waiting_reader_is_woken_by_the_commit_and_not_earlier(
     harness: ShardHarness, durability: str, commit: str
 ) -> None:
     harness.make("a", durability=durability)
@@ -47,7 +47,7 @@ async def test_a_waiting_reader_is_woken_by_the_commit_and_by_nothing_earlier(
     assert append in answers
 
 
-async def test_a_commit_outside_of_a_turn_wakes_the_reader(harness: ShardHarness) -> None:
+async def test_a_commit_outside_of_an_iteration_wakes_the_reader(harness: ShardHarness) -> None:
     harness.make("a", durability="ephemeral")
     poll = harness.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
@@ -59,8 +59,8 @@ async def test_a_commit_outside_of_a_turn_wakes_the_reader(harness: ShardHarness
     assert (poll, 200) in harness.answers()
 
 
-async def test_a_commit_right_after_the_first_look_wakes_the_reader(harness: ShardHarness) -> None:
-    """Both are done in one iteration of the loop, before the task that waits has begun."""
+async def test_a_commit_right_after_the_first_read_wakes_the_reader(harness: ShardHarness) -> None:
+    """Both happen in one iteration of the loop, before the waiting task has started."""
     harness.make("a")
     poll = harness.diff("a", wait_ms=30_000)
     append = harness.append("a", "x")
@@ -74,7 +74,7 @@ FAILED = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @pytest.mark.parametrize("failure", [DAMAGED, FAILED])
-async def test_a_long_poll_whose_records_cannot_be_read_is_told_and_the_shard_goes_on(
+async def test_a_long_poll_with_unreadable_records_fails_and_the_shard_continues(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     harness.make("a")
@@ -89,14 +89,14 @@ async def test_a_long_poll_whose_records_cannot_be_read_is_told_and_the_shard_go
         append = harness.append("a", 1)
         harness.synced()
         await wait_all_tasks_blocked()
-    told = harness.answers()
-    assert [number for number, _ in told] == [append, poll]
-    assert told[1][1] == ("internal" if failure is DAMAGED else ErrorCode.APPLICATION)
+    answers = harness.answers()
+    assert [number for number, _ in answers] == [append, poll]
+    assert answers[1][1] == ("internal" if failure is DAMAGED else ErrorCode.APPLICATION)
     assert harness.seqs("a") == [1]
 
 
 @pytest.mark.parametrize("wait_ms", [0, 1])
-async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_waits(
+async def test_a_diff_scans_all_records_that_existed_at_its_arrival_with_any_wait_time(
     harness: ShardHarness,
     monkeypatch: pytest.MonkeyPatch,
     autojump_clock: trio.testing.MockClock,
@@ -117,7 +117,7 @@ async def test_a_diff_looks_through_all_that_was_there_when_it_came_whatever_it_
     assert (number, page["next_from_seq"], page["caught_up"]) == (diff, 20, True)
 
 
-async def test_a_diff_without_a_wait_ends_at_what_was_the_head_when_it_came(
+async def test_a_diff_without_a_wait_ends_near_the_head_at_its_arrival(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "SCAN_RECORDS_MAX", 3)
@@ -161,22 +161,24 @@ async def test_a_failed_write_wakes_no_reader(
     ]
 
 
-async def test_a_deletion_ends_the_wait_of_its_readers_once_it_is_durable(
+async def test_a_durable_delete_of_a_topic_ends_the_wait_of_its_readers(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
     poll = harness.diff("a", wait_ms=30_000)
     await wait_all_tasks_blocked()
-    gone = harness.delete("a")
+    deletion = harness.delete("a")
     harness.written()
     await wait_all_tasks_blocked()
     assert harness.answers() == []
     harness.synced()
     await wait_all_tasks_blocked()
-    assert sorted(number for number, _ in harness.answers()) == [poll, gone]
+    assert sorted(number for number, _ in harness.answers()) == [poll, deletion]
 
 
-async def test_records_that_go_with_their_topic_are_not_passed_over(harness: ShardHarness) -> None:
+async def test_the_cursor_does_not_pass_records_that_were_deleted_with_their_topic(
+    harness: ShardHarness,
+) -> None:
     harness.make("a")
     harness.append("a", 1)
     harness.written()

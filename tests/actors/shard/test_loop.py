@@ -45,7 +45,7 @@ async def test_the_loop_calls_only_the_hooks_that_a_service_defines(harness: Sha
     assert [*map(type, loop._with_due)] == defining != []
 
 
-async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_are_ready(
+async def test_a_service_with_remaining_work_runs_again_after_the_ready_tasks(
     harness: ShardHarness,
 ) -> None:
     order: list[str] = []
@@ -71,12 +71,12 @@ async def test_a_service_with_more_to_do_gets_another_turn_after_the_tasks_that_
     assert "other" in order[1:3], "it was ready before the last iteration"
 
 
-async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
+async def test_messages_beyond_the_limit_of_an_iteration_are_decided_in_later_iterations(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No message is lost, each gets a reply, and the seqs are in the order of arrival."""
-    for name, most in (("FIFO_MAX", 3), ("WAITING_MAX", 6), ("CHECK_INTERVAL_MS", 0)):
-        monkeypatch.setattr(loop_module, name, most)
+    for name, limit in (("FIFO_MAX", 3), ("WAITING_MAX", 6), ("CHECK_INTERVAL_MS", 0)):
+        monkeypatch.setattr(loop_module, name, limit)
     monkeypatch.setattr(inbox, "FIFO_MAX", 3)
     monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)
     settings = Settings()
@@ -86,12 +86,12 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     )
     shard = recover(tmp_path, 0, 1, clock(), wal_file_bytes=1 << 20, wal_sync_ms=20)
     loop, stop = ShardLoop(shard, 0, board, LIMITS), trio.Event()
-    turns: list[int] = []
+    waiting_counts: list[int] = []
 
-    def look() -> None:  # at the end of an iteration
-        turns.append(loop.inbox.count)
+    def note_waiting() -> None:  # at the end of an iteration
+        waiting_counts.append(loop.inbox.count)
 
-    monkeypatch.setattr(loop.services.heartbeat, "publish_delay", look)
+    monkeypatch.setattr(loop.services.heartbeat, "publish_delay", note_waiting)
     nursery.start_soon(loop.run, [Link(memory, board, shard_id(0))], stop)
     router, link = MessageRouter(), Link(memory, board, FRONT)
     sessions: list[LinkSession] = []
@@ -109,21 +109,21 @@ async def test_more_messages_than_a_turn_takes_are_decided_in_later_turns(
     with trio.fail_after(20):
         while not sessions:
             await trio.lowlevel.checkpoint()
-        answers, came = list[Any](), trio.Event()
+        answers, complete = list[Any](), trio.Event()
 
         def answered(answer: Any) -> None:
             answers.append(answer)
             if len(answers) == 20:
-                came.set()
+                complete.set()
 
         for number in range(20):
             body = json_bytes({"records": [{"data": number}]})
             params = AppendParams("a", None, with_seqs=True, prefixes=None, at=0)
             sessions[0].call(APPEND, params, body, answered)
         link.flush()
-        await came.wait()
+        await complete.wait()
     assert loop.context.engine.topic("a").head_seq == 20
-    assert max(turns) > 0, "more had arrived than an iteration takes"
+    assert max(waiting_counts) > 0, "more messages had arrived than an iteration takes"
     stop.set()
     shard.wal.stop()
     nursery.cancel_scope.cancel()
@@ -137,8 +137,8 @@ async def test_a_flood_of_one_band_leaves_the_others_their_share(
     for topic, priority in (("low", -1), ("usual", 0), ("high", 800)):
         harness.make(topic, priority=priority, durability="ephemeral")
     await wait_all_tasks_blocked()
-    flood = [*_arrive(harness, "low", 200), *_arrive(harness, "usual", 200)]
-    urgent = _arrive(harness, "high", 5)
+    flood = [*_put_appends(harness, "low", 200), *_put_appends(harness, "usual", 200)]
+    urgent = _put_appends(harness, "high", 5)
     for _ in urgent:
         harness.loop.run_iteration()
     answered = dict(harness.bodies())
@@ -154,26 +154,26 @@ async def test_a_flood_of_one_band_leaves_the_others_their_share(
         assert harness.loop.context.engine.topic(topic).head_seq == count
 
 
-async def test_diffs_and_claims_tell_how_long_they_were_parked(
+async def test_diffs_and_claims_report_how_long_they_were_parked(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "ITERATION_MAX_S", 0.0)
     harness.make("low", priority=-1)
     harness.make("queue", type="queue", priority=-1)
     for topic in ("low", "queue"):
-        _arrive(harness, topic, 100)
-    asked = [
-        *(_come(harness, calls.DIFF, calls.TopicParams("low", 0), b"{}") for _ in range(2)),
-        _come(harness, calls.CLAIM, calls.TopicParams("queue", 0), b'{"node":"n"}'),
+        _put_appends(harness, topic, 100)
+    numbers = [
+        *(_put_request(harness, calls.DIFF, calls.TopicParams("low", 0), b"{}") for _ in range(2)),
+        _put_request(harness, calls.CLAIM, calls.TopicParams("queue", 0), b'{"node":"n"}'),
     ]
     while harness.loop.inbox.count:
         harness.loop.run_iteration()
     answers = dict(harness.bodies())
-    for number in asked[1:]:
+    for number in numbers[1:]:
         assert answers[number]["performance"]["throttle_wait_ms"] > 0.0
 
 
-def _come(harness: ShardHarness, call: Call[Any, Any], params: Any, body: bytes) -> int:
+def _put_request(harness: ShardHarness, call: Call[Any, Any], params: Any, body: bytes) -> int:
     """Put a request into the inbox. Return its number."""
     number = harness._cid = harness._cid + 1
     harness._calls[number] = call
@@ -183,33 +183,33 @@ def _come(harness: ShardHarness, call: Call[Any, Any], params: Any, body: bytes)
     return number
 
 
-def _arrive(harness: ShardHarness, topic: str, count: int) -> list[int]:
+def _put_appends(harness: ShardHarness, topic: str, count: int) -> list[int]:
     params = AppendParams(topic, None, with_seqs=True, prefixes=None, at=0)
     body = json_bytes({"records": [{"data": 1}]})
-    return [_come(harness, APPEND, params, body) for _ in range(count)]
+    return [_put_request(harness, APPEND, params, body) for _ in range(count)]
 
 
 # The order of the hooks
 
 
 def order_of(harness: ShardHarness, hook: str) -> list[str]:
-    """The services that define a hook, in the order of its calls."""
-    return [type(each).__name__ for each in harness.loop.services if has(each, hook)]
+    """Return the services that define a hook, in the order of its calls."""
+    return [type(each).__name__ for each in harness.loop.services if defines(each, hook)]
 
 
-def has(service: Service, hook: str) -> bool:
+def defines(service: Service, hook: str) -> bool:
     return getattr(type(service), hook) is not getattr(Service, hook)
 
 
-async def test_what_is_tried_again_comes_before_all_that_a_turn_may_add_to_its_group(
+async def test_retries_run_before_the_services_that_may_add_changes_to_their_group(
     harness: ShardHarness,
 ) -> None:
     assert order_of(harness, "on_due")[0] == "Retries"
 
 
-async def test_a_front_that_has_gone_leaves_the_lines_with_its_claims_and_streams(
+async def test_claims_and_streams_of_a_disconnected_front_leave_the_wait_lists(
     harness: ShardHarness,
 ) -> None:
     closing = order_of(harness, "on_session_closed")
     assert {"Claims", "WorkStreams"} <= set(closing)
-    assert "JobDispatch" not in closing, "its claimers leave by themselves"
+    assert "JobDispatch" not in closing, "claims and streams remove their own claimers"

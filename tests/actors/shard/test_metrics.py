@@ -34,10 +34,10 @@ async def read(
     (answer,) = (decode(frame.payload) for frame in harness.wire.take())
     assert isinstance(answer, Success)
     assert answer.cid == cid
-    return made_again(METRICS_READ.result._make(answer.result))
+    return as_structs(METRICS_READ.result._make(answer.result))
 
 
-def made_again(found: MetricsResult) -> MetricsResult:
+def as_structs(found: MetricsResult) -> MetricsResult:
     return found._replace(
         topics=[TopicMetrics._make(row) for row in found.topics],
         routers=[RouterMetrics._make(row) for row in found.routers],
@@ -49,7 +49,7 @@ async def names(harness: ShardHarness, *args: Any) -> tuple[list[str], bool]:
     return [row.topic for row in found.topics], found.topics_truncated
 
 
-async def test_the_first_topics_come_in_order_and_the_others_are_told_of(
+async def test_the_first_topics_are_listed_in_order_and_a_truncation_is_reported(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "NAMES_PER_STEP", 2)
@@ -63,7 +63,7 @@ async def test_the_first_topics_come_in_order_and_the_others_are_told_of(
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 50, 200, 500])
-async def test_of_many_topics_exactly_the_first_are_shown(
+async def test_exactly_the_first_of_many_topics_are_listed(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(metrics, "NAMES_PER_STEP", 16)
@@ -83,7 +83,9 @@ async def test_a_row_contains_committed_values(harness: ShardHarness) -> None:
     assert (await read(harness)).topics == [TopicMetrics("a", 3, 2, 2, topic.bytes, *NO_QUEUE)]
 
 
-async def test_what_is_too_old_is_not_shown_and_the_log_hears_of_it(harness: ShardHarness) -> None:
+async def test_expired_records_are_not_counted_and_their_removal_is_logged(
+    harness: ShardHarness,
+) -> None:
     harness.make("a", ttl_ms=1000)
     harness.append("a", 1, 2)
     harness.synced()
@@ -100,7 +102,7 @@ async def test_a_held_topic_is_shown_immediately(harness: ShardHarness) -> None:
     assert await names(harness) == (["a"], False)
 
 
-async def test_a_row_is_no_read_of_its_topic(harness: ShardHarness) -> None:
+async def test_a_metrics_row_does_not_count_as_a_read_of_its_topic(harness: ShardHarness) -> None:
     harness.make("a")
     await read(harness)
     assert harness.engine.topic("a").last_read_ts is None

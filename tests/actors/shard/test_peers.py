@@ -92,7 +92,7 @@ class PeersHarness:
         return outcomes
 
 
-def test_a_peer_that_is_away_fails_the_call_in_the_next_turn_not_inside_of_ask() -> None:
+def test_a_call_to_a_disconnected_peer_fails_in_the_next_iteration_not_during_the_call() -> None:
     peers_harness = PeersHarness()
     peers_harness.call_peer(2)
     assert (peers_harness.outcomes, peers_harness.wakes) == ([], 1)
@@ -112,7 +112,7 @@ def test_replies_and_failures_of_a_peer_reach_the_caller() -> None:
     assert peers_harness.wakes == 0
 
 
-def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
+def test_the_disconnect_of_a_peer_fails_its_calls_in_the_next_iteration() -> None:
     peers_harness = PeersHarness()
     _, _, close = peers_harness.connect(1)
     peers_harness.call_peer(1)
@@ -124,7 +124,7 @@ def test_a_peer_that_goes_fails_its_calls_in_the_next_turn() -> None:
     assert peers_harness.run_iteration() == ["not_ready"]
 
 
-def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_next_turn() -> None:
+def test_a_call_on_a_session_whose_end_is_not_noticed_fails_in_the_next_iteration() -> None:
     peers_harness = PeersHarness()
     wire, _, _ = peers_harness.connect(1)
     wire.broken = True
@@ -133,7 +133,7 @@ def test_a_link_that_has_not_noticed_the_end_of_its_session_fails_calls_in_the_n
     assert peers_harness.run_iteration() == ["not_ready"]
 
 
-def test_a_caller_that_asks_again_at_once_is_told_in_another_turn() -> None:
+def test_a_call_made_by_a_reply_handler_fails_in_a_later_iteration() -> None:
     peers_harness = PeersHarness()
 
     def again(answer: Reply[Any] | TopicsError) -> None:
@@ -155,7 +155,7 @@ def test_a_reconnected_peer_is_called_on_its_new_session() -> None:
     assert peers_harness.outcomes == ["reply"]
 
 
-def test_whoever_wants_to_know_is_told_of_each_session_and_asks_first() -> None:
+def test_a_listener_is_notified_of_each_session_and_makes_the_first_call() -> None:
     peers_harness, calls = PeersHarness(), list[tuple[int, bool]]()
 
     def opened(shard: int) -> None:
@@ -178,7 +178,7 @@ def test_peers_know_the_shard_of_a_topic() -> None:
 # A shard and itself
 
 
-async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_a_front(
+async def test_a_shard_that_calls_itself_waits_for_its_log_as_a_front_does(
     harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
     got: list[Reply[Any] | TopicsError] = []
@@ -202,7 +202,7 @@ async def test_a_shard_asks_itself_by_the_same_calls_and_waits_for_its_log_like_
     assert harness.seqs("a") == [1, 2]
 
 
-async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(
+async def test_a_shard_that_calls_itself_receives_the_error_that_was_raised(
     harness: ShardHarness,
 ) -> None:
     failure = await call_peer(harness.loop, 0, TOPIC_GET, STATE)
@@ -210,7 +210,9 @@ async def test_a_failure_of_the_own_shard_comes_back_as_it_was_raised(
     assert failure.detail["topic"] == "a"
 
 
-async def test_a_message_to_oneself_is_handled_in_a_later_turn(harness: ShardHarness) -> None:
+async def test_a_message_of_a_shard_to_itself_is_handled_in_a_later_iteration(
+    harness: ShardHarness,
+) -> None:
     """This includes messages that a reply handler sends, so that no iteration runs forever."""
     iterations: list[int] = []
 
@@ -224,10 +226,10 @@ async def test_a_message_to_oneself_is_handled_in_a_later_turn(harness: ShardHar
     harness.loop.context.peers.call(0, TOPIC_GET, STATE, b"", then)
     harness.loop.end_iteration()
     await wait_all_tasks_blocked()
-    assert iterations == [2, 4, 6, 8], "an iteration for each request, and one for each answer"
+    assert iterations == [2, 4, 6, 8], "one iteration for each request and one for each reply"
 
 
-async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
+async def test_the_attachment_of_a_message_of_a_shard_to_itself_is_a_copy(
     harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
     harness.make("a")
@@ -246,7 +248,7 @@ async def test_the_attachment_of_a_message_to_oneself_is_the_senders_no_more(
     assert [record["data"] for record in page["records"]] == ["as it was"]
 
 
-async def test_calls_to_oneself_fail_when_the_log_does(
+async def test_calls_of_a_shard_to_itself_fail_when_its_log_fails(
     harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
     got: list[Reply[Any] | TopicsError] = []
@@ -325,7 +327,7 @@ async def test_two_shards_call_each_other_over_their_link(
     both.close()
 
 
-async def test_a_peer_can_be_asked_while_a_link_session_with_it_is_open(
+async def test_a_peer_can_be_called_while_a_link_session_with_it_is_open(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     both = Shards(tmp_path, nursery)

@@ -21,7 +21,7 @@ FULL = NoSpace(errno.ENOSPC, os.strerror(errno.ENOSPC))
 # Lifetime of stored records
 
 
-async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_that_failed(
+async def test_records_in_memory_are_freed_with_their_topic_or_with_a_failed_write(
     harness: ShardHarness,
 ) -> None:
     harness.make("a", durability="ephemeral")
@@ -33,12 +33,12 @@ async def test_records_in_memory_are_freed_with_their_topic_or_with_the_write_th
     harness.failed(FULL)
     assert len(harness.commits.store._in_memory) == 2
     harness.delete("a")
-    assert len(harness.commits.store._in_memory) == 2, "the deletion may fail yet"
+    assert len(harness.commits.store._in_memory) == 2, "the delete may still fail"
     harness.synced()
     assert harness.commits.store._in_memory == {}
 
 
-async def test_many_records_that_go_at_once_are_freed_step_by_step(
+async def test_many_records_that_are_removed_together_are_freed_in_steps(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_store, "RELEASE_STEP", 2)

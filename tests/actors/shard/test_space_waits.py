@@ -20,20 +20,20 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def backup(harness: ShardHarness) -> Pin:
-    """A backup keeps files of the shard."""
+    """Let a backup keep files of the shard."""
     pin = harness.loop.services.sealing.reclaim.pin = Pin()
     return pin
 
 
 async def freed(harness: ShardHarness) -> None:
-    """The sealing task deletes the files, and the shard continues."""
+    """Report as the sealing task that files are deleted, and let the shard continue."""
     await wait_all_tasks_blocked()
     harness.loop.services.sealing._notify_freed()
     await wait_all_tasks_blocked()
 
 
 def written(harness: ShardHarness) -> list[tuple[int, int]]:
-    """First seq and number of records of the appends in the log."""
+    """Return the first seq and the number of records of the appends in the log."""
     return [
         (frame.first_seq, frame.record_count)
         for frame in harness.log.frames.values()
@@ -54,7 +54,7 @@ async def test_a_lost_append_is_decided_again_when_the_files_of_the_backup_are_d
     assert harness.answers() == []
     assert harness.seqs("a") == []
     await freed(harness)
-    assert harness.answers() == [], "the log has not taken it yet"
+    assert harness.answers() == [], "the append is not written to the log yet"
     harness.synced()
     assert [(at, found["seqs"]) for at, found in harness.bodies()] == [(number, [1])]
     assert harness.seqs("a") == [1]
@@ -66,13 +66,13 @@ async def test_an_ephemeral_append_that_waits_for_the_log_is_decided_again(
 ) -> None:
     harness.make("a", durability="ephemeral")
     backup(harness)
-    number, behind = harness.append("a", *range(5)), harness.append("a", "behind")
+    number, second = harness.append("a", *range(5)), harness.append("a", "second")
     harness.commits.flush()
     early = harness.answers()
     harness.failed(FULL)
     await freed(harness)
     harness.synced()
-    assert [*early, *harness.answers()] == [(number, 200), (behind, 200)]
+    assert [*early, *harness.answers()] == [(number, 200), (second, 200)]
     assert harness.seqs("a") == [*range(1, 7)]
 
 
@@ -95,7 +95,7 @@ async def test_the_lost_requests_of_a_group_are_decided_again_and_the_others_are
     assert written(harness) == [(1, 4)], "they share a frame again"
 
 
-async def test_retries_of_a_key_are_answered_once_and_alike(harness: ShardHarness) -> None:
+async def test_each_retry_of_a_key_gets_one_reply(harness: ShardHarness) -> None:
     harness.make("a")
     backup(harness)
     first = harness.append("a", "once", key="k")
@@ -144,28 +144,28 @@ async def test_an_append_to_a_log_that_is_short_of_space_breaks_the_pin(
     assert harness.answers() == [(number, 200)]
 
 
-async def looked_for_space(harness: ShardHarness, *, found: bool) -> None:
-    """See `freed`. The log also lacks space and tries in a thread to allocate files."""
+async def freed_after_allocation(harness: ShardHarness, *, found: bool) -> None:
+    """Do the same as `freed`, while the log lacks space and tries in a thread to allocate files."""
     harness.log.lacks_space = True
 
-    def find_room() -> bool:
+    def allocate() -> bool:
         harness.log.lacks_space = not found
         return found
 
-    harness.log.allocate_files = find_room
+    harness.log.allocate_files = allocate
     await freed(harness)
     while harness.loop.services.appends._space.is_active:
         await trio.lowlevel.checkpoint()
 
 
-async def test_the_log_looks_for_space_before_appends_are_decided_again(
+async def test_the_log_allocates_files_before_appends_are_decided_again(
     harness: ShardHarness,
 ) -> None:
     harness.make("a")
     backup(harness)
     number = harness.append("a", 1)
     harness.failed(FULL)
-    await looked_for_space(harness, found=True)
+    await freed_after_allocation(harness, found=True)
     harness.synced()
     assert harness.answers() == [(number, 200)]
 
@@ -178,10 +178,10 @@ async def test_on_a_disk_that_is_still_full_all_waiting_appends_are_refused(
     lost, grouped = harness.append("a", 1), harness.append_many("a", {"records": [{"data": 2}]})
     harness.failed(FULL)
     new = harness.append("a", 3)
-    await looked_for_space(harness, found=False)
+    await freed_after_allocation(harness, found=False)
     assert harness.answers() == [(number, "not_ready") for number in (lost, grouped, new)]
-    again = harness.append("a", 4)
-    assert harness.answers() == [(again, "not_ready")], "no backup keeps files any more"
+    third = harness.append("a", 4)
+    assert harness.answers() == [(third, "not_ready")], "no backup keeps files"
     assert harness.seqs("a") == []
     assert written(harness) == []
 
@@ -191,7 +191,7 @@ async def test_an_append_that_finds_no_space_again_is_refused(harness: ShardHarn
     backup(harness)
     number = harness.append("a", 1)
     harness.failed(FULL)
-    backup(harness)  # another one does not make it wait again
+    backup(harness)  # a second backup does not make the append wait again
     await freed(harness)
     harness.failed(FULL)
     assert refusals(harness) == {number: ["disk_full"]}
@@ -205,7 +205,9 @@ async def test_without_a_backup_a_lost_append_is_refused_immediately(harness: Sh
     assert refusals(harness) == {number: ["disk_full"]}
 
 
-async def test_a_broken_log_refuses_what_is_under_way_and_what_waits(harness: ShardHarness) -> None:
+async def test_a_broken_log_rejects_appends_in_flight_and_waiting_appends(
+    harness: ShardHarness,
+) -> None:
     harness.make("a")
     backup(harness)
     waiting = harness.append("a", 1)
@@ -235,7 +237,7 @@ async def test_a_lost_append_waits_for_the_one_that_holds_its_topic(harness: Sha
 
 
 def refusals(harness: ShardHarness) -> dict[int, list[str]]:
-    """The reasons of the refused requests of each message."""
+    """Return the reasons of the refused requests of each message."""
     return {
         number: [each["detail"]["reason"] for each in found] for number, found in harness.batches()
     }

@@ -35,11 +35,11 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 # Requests that have timed out
 
 
-async def test_a_long_write_whose_file_hangs_is_a_disk_that_does_not_answer(
+async def test_a_streamed_append_whose_file_write_hangs_is_reported_as_a_stalled_disk(
     harness: ShardHarness,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A long write has no other time limit."""
+    """A streamed append has no other time limit."""
     held = Held(monkeypatch)
     harness.make("a")
     number = harness.append_raw("a", body(PADDING))
@@ -63,7 +63,7 @@ async def later(harness: ShardHarness, clock: MockClock) -> list[tuple[int, int 
     return harness.answers()
 
 
-async def test_what_waited_too_long_behind_it_is_not_done(
+async def test_requests_that_time_out_while_they_wait_for_a_streamed_append_are_not_executed(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
     held = Held(monkeypatch)
@@ -90,7 +90,7 @@ async def test_what_waited_too_long_behind_it_is_not_done(
     assert harness.engine.topics["a"].config.priority is None
 
 
-async def test_what_waited_for_a_front_that_has_gone_is_not_done(
+async def test_a_waiting_request_of_a_disconnected_front_is_not_executed(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
@@ -105,7 +105,7 @@ async def test_what_waited_for_a_front_that_has_gone_is_not_done(
     assert (await until(harness, last))[last]["first_seq"] == 61
 
 
-async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(
+async def test_a_delete_that_times_out_while_it_waits_for_its_topic_is_not_executed(
     harness: ShardHarness, mock_clock: MockClock
 ) -> None:
     harness.make("a", cap_records=10)
@@ -116,11 +116,11 @@ async def test_a_delete_that_waited_too_long_for_its_topic_is_not_done(
     position = harness.log.next_lsn
     last = harness.append("a", 3)
     await until(harness, last)
-    kinds = [frame.kind for place, frame in harness.log.frames.items() if place >= position]
+    kinds = [frame.kind for lsn, frame in harness.log.frames.items() if lsn >= position]
     assert FrameKind.DELETE not in kinds
 
 
-async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes(
+async def test_decided_changes_get_the_result_of_the_log_even_after_the_request_timeout(
     harness: ShardHarness, mock_clock: MockClock
 ) -> None:
     """The disk hangs for a minute. Decided changes cannot be undone."""
@@ -139,12 +139,12 @@ async def test_what_is_decided_is_answered_as_the_log_says_however_long_it_takes
 
 
 MALFORMED = {
-    "cut": body(PADDING)[:-2],
-    "more behind it": body(PADDING) + b"{}",
-    "another member behind it": body(PADDING)[:-1] + b',"create":"yes"}',
+    "truncated": body(PADDING)[:-2],
+    "data after the end": body(PADDING) + b"{}",
+    "an invalid last member": body(PADDING)[:-1] + b',"create":"yes"}',
     "a last record without data": body(PADDING)[:-2] + b',{"tag":"t"}]}',
-    "a character cut at the end": body(PADDING)[:-2] + b',{"data":"\xf0\x9f\x98"}]}',
-    "half a character as the last byte": body(PADDING) + b"\xf0",
+    "a truncated character in the last record": body(PADDING)[:-2] + b',{"data":"\xf0\x9f\x98"}]}',
+    "a partial character after the end": body(PADDING) + b"\xf0",
     "a surrogate in the middle": body(PADDING).replace(b"x" * 100, b"x" * 97 + b"\xed\xa0\x80", 1),
     "a long tag in the last record": body(PADDING)[:-2]
     + b',{"data":1,"tag":"%b"}]}' % (b"t" * 300),
@@ -152,7 +152,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
-async def test_a_bad_end_is_refused_and_nothing_is_stored(
+async def test_a_malformed_streamed_body_is_rejected_and_nothing_is_stored(
     harness: ShardHarness, raw: bytes
 ) -> None:
     assert len(raw) > LONG
@@ -168,7 +168,7 @@ async def test_a_bad_end_is_refused_and_nothing_is_stored(
 
 
 @pytest.mark.parametrize("write", [1, 2, 4])
-async def test_a_disk_that_fills_up_midway_takes_nothing_of_it(
+async def test_a_streamed_append_that_fills_the_disk_is_rejected_and_leaves_no_file(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, write: int
 ) -> None:
     held = Held(monkeypatch)
@@ -193,9 +193,11 @@ async def test_a_streamed_append_that_is_cancelled_leaves_no_file(
     held = Held(monkeypatch)
     harness.make("a")
     with trio.CancelScope() as scope:
-        async with trio.open_nursery() as mine:
+        async with trio.open_nursery() as appends_nursery:
             params = AppendParams("a", None, True, None, 0)
-            mine.start_soon(harness.loop.services.streamed_appends.append, params, body(PADDING))
+            appends_nursery.start_soon(
+                harness.loop.services.streamed_appends.append, params, body(PADDING)
+            )
             await held_up(harness, held)
             assert len(files(harness)) == 1
             held.open()
@@ -205,7 +207,9 @@ async def test_a_streamed_append_that_is_cancelled_leaves_no_file(
     assert harness.seqs("a") == []
 
 
-async def test_without_room_for_its_frame_its_blob_goes_too(harness: ShardHarness) -> None:
+async def test_a_blob_is_deleted_if_the_log_has_no_space_for_its_frame(
+    harness: ShardHarness,
+) -> None:
     """Otherwise 64 MiB that no record uses would remain on the full disk until the next start."""
     harness.make("a")
     number = harness.append_raw("a", body(PADDING))
@@ -224,7 +228,7 @@ async def test_without_room_for_its_frame_its_blob_goes_too(harness: ShardHarnes
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
-async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
+async def test_a_floor_frame_that_fails_during_a_streamed_append_does_not_affect_the_append(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
     """A read removes expired records while the streamed records arrive. The frame that logs the
@@ -262,7 +266,7 @@ async def test_a_floor_that_finds_no_room_meanwhile_takes_nothing_from_it(
 
 
 @pytest.mark.slow
-async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved(
+async def test_the_seqs_of_a_streamed_append_are_reserved_again_if_their_reservation_fails(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart, the seqs of records in memory must not be assigned again."""
@@ -280,17 +284,19 @@ async def test_a_reservation_that_fails_meanwhile_leaves_no_seq_of_it_unreserved
     assert topic.next_seq == 4201
     harness.failed(FULL)
     await until(harness, number)
-    told = [
+    reserved = [
         frame.first_seq
         for frame in harness.log.frames.values()
         if frame.kind is FrameKind.SEQS_RESERVED
     ]
-    assert max(told) >= 4200
-    assert topic.reserved_seq == topic.reserving_seq == max(told)
+    assert max(reserved) >= 4200
+    assert topic.reserved_seq == topic.reserving_seq == max(reserved)
 
 
-async def test_after_a_write_that_failed_in_doubt_its_blob_stays(harness: ShardHarness) -> None:
-    """The frame may be on the disk: without its blob the next start would call that damage."""
+async def test_a_blob_is_kept_after_a_log_write_with_an_unknown_outcome(
+    harness: ShardHarness,
+) -> None:
+    """The frame may be on the disk. Without its blob, the next start would report damage."""
     harness.make("a")
     harness.append_raw("a", body(PADDING))
     with trio.fail_after(20):
@@ -302,7 +308,7 @@ async def test_after_a_write_that_failed_in_doubt_its_blob_stays(harness: ShardH
 
 
 @pytest.mark.parametrize("exists", [True, False])
-async def test_a_log_that_breaks_meanwhile_refuses_it_and_all_that_waited(
+async def test_a_log_that_breaks_rejects_the_streamed_append_and_the_waiting_requests(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
     held = Held(monkeypatch)
@@ -322,8 +328,10 @@ async def test_a_log_that_breaks_meanwhile_refuses_it_and_all_that_waited(
     assert harness.loop.context.held.waiting == {}
 
 
-async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(harness: ShardHarness) -> None:
-    """A frame about a topic that the log does not know would be damage to the next start."""
+async def test_a_streamed_append_creates_its_topic_if_an_earlier_creation_fails(
+    harness: ShardHarness,
+) -> None:
+    """The next start would report a frame of a topic that the log does not contain as damage."""
     small = harness.append("a", 1)
     harness.flush()
     number = harness.append_raw("a", body(PADDING))
@@ -342,7 +350,7 @@ async def test_a_topic_whose_making_failed_meanwhile_is_made_for_it(harness: Sha
     assert datas(harness, "a") == PADDING
 
 
-async def test_what_waited_behind_a_long_write_goes_with_its_front(
+async def test_waiting_bodies_of_a_disconnected_front_are_dropped(
     harness: ShardHarness,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

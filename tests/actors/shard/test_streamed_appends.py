@@ -46,7 +46,7 @@ async def test_characters_at_the_boundary_of_a_chunk_are_preserved(
     assert len(files(harness)) == 1
 
 
-async def test_a_long_write_stores_what_a_short_one_would(
+async def test_a_streamed_append_stores_the_same_records_as_an_unstreamed_one(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [
@@ -68,7 +68,7 @@ async def test_a_long_write_stores_what_a_short_one_would(
     assert harness.engine.topics["long"].bytes == harness.engine.topics["short"].bytes
 
 
-async def test_the_log_speaks_of_a_blob_that_is_whole(
+async def test_a_blob_is_complete_before_its_frame_is_appended_to_the_log(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real: Callable[[Frame], int] = harness.log.append
@@ -85,7 +85,9 @@ async def test_the_log_speaks_of_a_blob_that_is_whole(
     assert seen == [(1, True)]
 
 
-async def test_records_of_a_class_in_memory_make_no_file(harness: ShardHarness) -> None:
+async def test_a_streamed_append_to_an_ephemeral_topic_creates_no_file(
+    harness: ShardHarness,
+) -> None:
     harness.make("a", durability="ephemeral")
     number = harness.append_raw("a", body(["😀" * 300] * 10))
     assert (await until(harness, number))[number]["seqs"] == list(range(1, 11))
@@ -94,7 +96,7 @@ async def test_records_of_a_class_in_memory_make_no_file(harness: ShardHarness) 
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
-async def test_a_streamed_append_is_answered_according_to_its_durability_class(
+async def test_a_streamed_append_gets_its_reply_according_to_its_durability_class(
     harness: ShardHarness, durability: str
 ) -> None:
     harness.make("a", durability=durability)
@@ -111,9 +113,9 @@ async def test_a_streamed_append_is_answered_according_to_its_durability_class(
     assert harness.answers() == ([] if durability == "disk" else [(number, 200)])
 
 
-async def test_ts_does_not_go_back_when_the_clock_does(harness: ShardHarness) -> None:
-    """The places of all records are reckoned before the first is rendered, with the digits of this
-    ``$ts``.
+async def test_ts_does_not_decrease_when_the_clock_is_set_back(harness: ShardHarness) -> None:
+    """The offsets of all records are computed before the first record is encoded, with the number
+    of digits of this ``$ts``.
     """
     harness.make("a")
     harness.engine.topics["a"].last_ts = 10**13
@@ -127,35 +129,37 @@ async def test_small_records_share_a_write(
     held = Held(monkeypatch)
     held.open()
     await until(harness, harness.append_raw("a", body(PADDING)))
-    assert held.reached == 1 + 9, "the tables, then seven records of 140 bytes each time"
+    assert held.reached == 1 + 9, (
+        "one write for the tables, then one for every seven records of 140 bytes"
+    )
 
 
 # Concurrent requests
 
 
-async def test_decoding_gives_way_at_every_piece(
+async def test_decoding_yields_to_other_tasks_after_every_chunk(
     harness: ShardHarness, nursery: trio.Nursery
 ) -> None:
-    turns = 0
+    iterations = 0
 
-    async def others() -> None:
-        nonlocal turns
+    async def count_iterations() -> None:
+        nonlocal iterations
         while True:
-            turns += 1
+            iterations += 1
             await trio.lowlevel.checkpoint()
 
-    nursery.start_soon(others)
+    nursery.start_soon(count_iterations)
     await trio.lowlevel.checkpoint()
     raw = body(PADDING * 5)
-    began = turns
+    began = iterations
     await harness.loop.services.streamed_appends._decode(raw)
-    assert turns - began > len(raw) // 1000 + len(raw) // 800, (
-        "UTF-8 by 1,000 bytes, then records by 500 and up to the next comma"
+    assert iterations - began > len(raw) // 1000 + len(raw) // 800, (
+        "chunks of 1,000 bytes of UTF-8, then of 500 bytes and up to the next comma"
     )
     nursery.cancel_scope.cancel()
 
 
-async def test_what_waited_goes_to_the_log_without_another_message(
+async def test_requests_that_waited_for_a_streamed_append_are_logged_without_another_message(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
@@ -186,7 +190,7 @@ async def test_other_requests_are_served_between_chunks(harness: ShardHarness) -
     assert served > 30
 
 
-async def test_other_topics_and_all_readers_go_on_while_it_is_written(
+async def test_other_topics_and_all_readers_are_served_during_a_streamed_append(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
@@ -199,12 +203,12 @@ async def test_other_topics_and_all_readers_go_on_while_it_is_written(
     small = harness.append("b", 1)
     harness.synced()
     assert harness.answers() == [(small, 201)]
-    assert harness.seqs("a") == [1], "nothing of it is seen"
+    assert harness.seqs("a") == [1], "no streamed record is readable yet"
     held.open()
     assert (await until(harness, number))[number]["first_seq"] == 2
 
 
-async def test_what_comes_to_its_topic_meanwhile_waits_and_keeps_its_order(
+async def test_requests_for_the_topic_of_a_streamed_append_wait_and_keep_their_order(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
@@ -263,7 +267,7 @@ async def test_two_streamed_appends_to_different_topics_run_concurrently(
     assert (datas(harness, "a"), datas(harness, "b")) == (PADDING, ["b" * 100] * 50)
 
 
-async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(
+async def test_a_streamed_duplicate_waits_for_the_first_attempt_and_gets_its_seqs(
     harness: ShardHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(monkeypatch)
@@ -286,7 +290,9 @@ async def test_a_long_duplicate_waits_for_the_first_and_gets_its_seqs(
     assert len(files(harness)) == 1
 
 
-async def test_it_waits_for_what_is_under_way_on_its_topic(harness: ShardHarness) -> None:
+async def test_a_streamed_append_waits_for_pending_changes_of_its_topic(
+    harness: ShardHarness,
+) -> None:
     harness.make("a", durability="fsync")
     small = harness.append("a", "first", key="k")
     harness.flush()

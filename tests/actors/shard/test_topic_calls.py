@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.shard import ShardHarness
 
 
-async def test_a_put_is_answered_once_its_config_is_on_the_disk(harness: ShardHarness) -> None:
+async def test_a_put_gets_its_reply_after_its_config_is_synced(harness: ShardHarness) -> None:
     made = harness.put("a", ttl_ms=7)
     harness.written()
     assert harness.answers() == []

@@ -14,8 +14,8 @@ class View(ShardLink):
 
     is_connected = is_stalled = False
 
-    def __init__(self, words: ShardCells, *, is_connected: bool, is_stalled: bool) -> None:
-        self.cells, self.number = words, 0
+    def __init__(self, cells: ShardCells, *, is_connected: bool, is_stalled: bool) -> None:
+        self.cells, self.number = cells, 0
         self.is_connected, self.is_stalled = is_connected, is_stalled
 
 
@@ -28,10 +28,10 @@ def view(
     is_connected: bool = True,
     is_stalled: bool = False,
 ) -> View:
-    words = Board(1).shard(0)
-    words.state, words.progress_ppm, words.disk_silent_ms = state, progress_ppm, silent_ms
-    words.topics, words.start_failure = 3, start_failure
-    return View(words, is_connected=is_connected, is_stalled=is_stalled)
+    cells = Board(1).shard(0)
+    cells.state, cells.progress_ppm, cells.disk_silent_ms = state, progress_ppm, silent_ms
+    cells.topics, cells.start_failure = 3, start_failure
+    return View(cells, is_connected=is_connected, is_stalled=is_stalled)
 
 
 def readiness_of(views: list[View], *, draining: bool) -> Readiness:
@@ -79,7 +79,7 @@ def test_each_fault_has_its_name_and_its_reason(
     assert shard.not_ready().detail.get("reason") == reason
 
 
-def test_the_progress_is_that_of_all_shards_together() -> None:
+def test_the_replay_progress_is_that_of_all_shards_together() -> None:
     replaying = view(ShardState.RECOVERING, progress_ppm=500_000, is_connected=False)
     found = readiness_of([view(), replaying], draining=False)
     assert (found.ready, found.progress, found.topics) == (False, 0.75, 6)
@@ -117,4 +117,4 @@ def test_a_fault_takes_precedence_over_a_replay_as_the_reason(
     assert failure.detail["replay_progress"] == 0.5
     assert failure.detail["shards"] == [
         {"shard": shard, "state": state} for shard, state in unavailable
-    ], "all of them are named"
+    ], "all faults are named"

@@ -49,15 +49,15 @@ def front() -> Iterator[Front]:
 
 
 def test_only_the_slowest_body_is_dropped_to_free_memory(front: Front) -> None:
-    fast, slow, slowest, asks = Filler(1), Filler(20), Filler(500), Filler(3)
+    fast, slow, slowest, requester = Filler(1), Filler(20), Filler(500), Filler(3)
     for filler in (fast, slow, slowest):
         assert front.shards.reserve(0, PAGE_BYTES, filler) is not None
-    assert front.shards.abort_slowest(0, asks, 0.0)
-    assert [len(filler.failures) for filler in (fast, slow, slowest, asks)] == [0, 0, 1, 0]
+    assert front.shards.abort_slowest(0, requester, 0.0)
+    assert [len(filler.failures) for filler in (fast, slow, slowest, requester)] == [0, 0, 1, 0]
     assert isinstance(slowest.failures[0], Throttled)
 
 
-@pytest.mark.parametrize("others", [[], [1.0, TURNOVER_MAX_S - 1]], ids=["nobody", "fast ones"])
+@pytest.mark.parametrize("others", [[], [1.0, TURNOVER_MAX_S - 1]], ids=["no others", "fast ones"])
 def test_a_body_that_fills_a_tenth_of_its_memory_per_second_keeps_it(
     front: Front,
     others: list[float],
@@ -89,7 +89,7 @@ def test_the_end_of_a_shard_fails_the_bodies_in_its_arena_and_new_reservations(
         front.shards.reserve(0, PAGE_BYTES, filler)
     with pytest.raises(NotReady):
         front.shards.abort_slowest(0, filler, 0.0)
-    assert filler.failures == [], "nobody is told twice"
+    assert filler.failures == [], "the body is aborted by the next iteration"
     front.run_iteration()
     assert [type(failure) for failure in filler.failures] == [NotReady]
     block.free()

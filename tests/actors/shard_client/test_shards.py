@@ -55,23 +55,23 @@ PAGE = FeedPageParams(0, 1, 1, 1, 1, None, 5, 2, True)
 
 
 class Shard:
-    """The other end. It gives heartbeats and reads while ``awake``. It replies to queries of a
-    topic's state immediately, and to all other calls on request.
+    """The shard end of a link. Its heartbeat advances while ``awake``. It replies to queries of a
+    topic's state immediately, and to all other calls when the test calls `reply`.
     """
 
     def __init__(self, board: Board, number: int, router: MessageRouter) -> None:
         self.cells, self.number = board.shard(number), number
         self.memory = LinkMemory(FRONT, shard_id(number), LinkSizes.of(SETTINGS))
         self.link = Link(self.memory, board, shard_id(number))
-        self.asked: list[InboundMessage[Any, Any]] = []
+        self.requests: list[InboundMessage[Any, Any]] = []
         self.names: list[str] = []
         self.awake = True
         self.router = router
         for call in (APPEND, CLAIM, DIFF, FEED_READ):
-            router.serve(call, self.asked.append)
+            router.serve(call, self.requests.append)
         router.serve(TOPIC_GET, self._get)
-        self.given_back: list[UnclaimedParams] = []
-        router.subscribe(UNCLAIMED, lambda event: self.given_back.append(event.params))
+        self.unclaimed: list[UnclaimedParams] = []
+        router.subscribe(UNCLAIMED, lambda event: self.unclaimed.append(event.params))
         self.session: LinkSession | None = None
         self.cells.state = ShardState.READY
 
@@ -79,7 +79,7 @@ class Shard:
         self.names.append(request.params.topic)
         request.reply((), b"from %d" % self.number)
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         while True:
             self.cells.heartbeat_ms += self.awake
             await trio.sleep(0.5)
@@ -99,10 +99,10 @@ class Shard:
 
         await self.link.run(opened, arrived, closed)
 
-    async def answer(self, *result: Any) -> None:
-        for request in self.asked:
+    async def reply(self, *result: Any) -> None:
+        for request in self.requests:
             request.reply(result or (OK,))
-        self.asked.clear()
+        self.requests.clear()
         self.link.flush()
         await wait_all_tasks_blocked()
 
@@ -130,17 +130,19 @@ class ShardClientHarness:
 
     jobs = feed_ended = work_ended = page
 
-    def ask(self, call: Call[Any, Any], body: bytes = b"{}", params: Any = NOTHING) -> list[Any]:
+    def start_call(
+        self, call: Call[Any, Any], body: bytes = b"{}", params: Any = NOTHING
+    ) -> list[Any]:
         """Make a call in a task. The reply is added to the returned list."""
         answers: list[Any] = []
 
-        async def ask() -> None:
+        async def make_call() -> None:
             try:
                 answers.append((await self.shards.answer(0, call, params, body)).result[0])
             except NotReady as failure:
                 answers.append(failure.detail.get("reason"))
 
-        self.nursery.start_soon(ask)
+        self.nursery.start_soon(make_call)
         return answers
 
     async def stall(self) -> None:
@@ -155,7 +157,7 @@ async def harness() -> AsyncIterator[ShardClientHarness]:
         harness.nursery.start_soon(harness.shards.run)
         for other in harness.others:
             harness.nursery.start_soon(other.run)
-            harness.nursery.start_soon(other.beat)
+            harness.nursery.start_soon(other.send_heartbeats)
         await trio.sleep(1)
         yield harness
         harness.nursery.cancel_scope.cancel()
@@ -166,13 +168,13 @@ async def harness() -> AsyncIterator[ShardClientHarness]:
 async def test_calls_of_a_stalled_shard_fail_and_new_calls_are_refused(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    hanging = harness.ask(APPEND)
-    heard: list[Reply[Any] | TopicsError] = []
-    harness.shards.call(0, FEED_READ, NOTHING, b"", heard.append)
+    hanging = harness.start_call(APPEND)
+    replies: list[Reply[Any] | TopicsError] = []
+    harness.shards.call(0, FEED_READ, NOTHING, b"", replies.append)
     await harness.stall()
     assert hanging == ["stalled"]
-    assert isinstance(heard[0], NotReady)
-    new = harness.ask(APPEND)
+    assert isinstance(replies[0], NotReady)
+    new = harness.start_call(APPEND)
     with pytest.raises(NotReady):
         harness.shards.reserve(0, 100_000, None)
     await wait_all_tasks_blocked()
@@ -184,33 +186,39 @@ async def test_calls_of_a_stalled_shard_fail_and_new_calls_are_refused(
 async def test_a_long_poll_survives_a_stall_and_late_replies_are_dropped(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    poll, read, hanging = harness.ask(DIFF, POLL), harness.ask(DIFF), harness.ask(APPEND)
+    poll, read, hanging = (
+        harness.start_call(DIFF, POLL),
+        harness.start_call(DIFF),
+        harness.start_call(APPEND),
+    )
     await harness.stall()
     assert (poll, read, hanging) == ([], ["stalled"], ["stalled"])
     harness.shard.awake = True
     await trio.sleep(1.6)  # A tick, then a check
     assert harness.shards.readiness().ready
-    await harness.shard.answer()
+    await harness.shard.reply()
     assert (poll, read, hanging) == ([OK], ["stalled"], ["stalled"])
-    again = harness.ask(APPEND)
+    retried = harness.start_call(APPEND)
     await wait_all_tasks_blocked()
-    await harness.shard.answer()
-    assert again == [OK]
+    await harness.shard.reply()
+    assert retried == [OK]
 
 
 async def test_only_a_waiting_claim_survives_a_stall(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     params = TopicParams("q", 0)
-    waiting = harness.ask(CLAIM, WAITING, params)
-    claim = harness.ask(CLAIM, b'{"node":"n"}', params)
+    waiting = harness.start_call(CLAIM, WAITING, params)
+    claim = harness.start_call(CLAIM, b'{"node":"n"}', params)
     await harness.stall()
     assert (waiting, claim) == ([], ["stalled"])
     harness.shard.awake = True
     await trio.sleep(1.6)
-    await harness.shard.answer(5, [1, 2])
+    await harness.shard.reply(5, [1, 2])
     assert waiting == [5]
-    assert harness.shard.given_back == [UnclaimedParams("q", 5, [1, 2])], "those of the other claim"
+    assert harness.shard.unclaimed == [UnclaimedParams("q", 5, [1, 2])], (
+        "the leases of the claim that had failed"
+    )
 
 
 async def test_only_a_positive_wait_ms_makes_a_call_wait(
@@ -235,7 +243,7 @@ async def test_only_a_positive_wait_ms_makes_a_call_wait(
 async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    poll = harness.ask(DIFF, POLL)
+    poll = harness.start_call(DIFF, POLL)
     await harness.stall()
     harness.shard.cells.state = ShardState.DOWN
     harness.board.bump_session(*harness.memory.ends)
@@ -248,27 +256,27 @@ async def test_a_long_poll_ends_when_the_stalled_shard_is_killed(
 async def test_a_hanging_disk_fails_the_waiting_writes_and_no_reads(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    read, hanging = harness.ask(DIFF), harness.ask(APPEND)
+    read, hanging = harness.start_call(DIFF), harness.start_call(APPEND)
     await trio.sleep(1)
     harness.shard.cells.disk_silent_ms = 10_500
     await trio.sleep(0.6)
     assert (read, hanging) == ([], ["disk_stalled"])
     assert harness.shards.readiness().unavailable == ((0, "disk_stalled"),)
     await wait_all_tasks_blocked()
-    asked = len(harness.shard.asked)
-    refused = harness.ask(APPEND)
+    request_count = len(harness.shard.requests)
+    refused = harness.start_call(APPEND)
     await wait_all_tasks_blocked()
-    assert (refused, len(harness.shard.asked)) == (["disk_stalled"], asked), (
-        "it never reaches the ring"
+    assert (refused, len(harness.shard.requests)) == (["disk_stalled"], request_count), (
+        "the call is not sent to the shard"
     )
     harness.shard.cells.disk_silent_ms = 0
-    await harness.shard.answer()
+    await harness.shard.reply()
     assert (read, hanging) == ([OK], ["disk_stalled"])
     assert harness.shards.readiness().ready
-    again = harness.ask(APPEND)
+    retried = harness.start_call(APPEND)
     await wait_all_tasks_blocked()
-    await harness.shard.answer()
-    assert again == [OK], "at once, not at the next look"
+    await harness.shard.reply()
+    assert retried == [OK], "the call is sent immediately, not after the next check"
 
 
 async def test_eight_calls_of_a_batch_are_sent_before_its_end(
@@ -306,27 +314,27 @@ async def test_a_cancelled_call_is_abandoned(
     session = harness.shards._links[0].session
     assert session is not None
     assert session.calls == {}
-    await harness.shard.answer()
-    again = harness.ask(APPEND)
+    await harness.shard.reply()
+    retried = harness.start_call(APPEND)
     await wait_all_tasks_blocked()
-    await harness.shard.answer()
-    assert again == [OK]
+    await harness.shard.reply()
+    assert retried == [OK]
 
 
 async def test_a_caller_that_is_cancelled_after_the_reply_arrived_still_receives_it(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The reply belongs to the task from the wake-up on, before the task runs. The memory that it
-    refers to must be released.
+    """The task owns the reply when it is woken, before it runs. It must release the memory to which
+    the reply refers.
     """
     with trio.CancelScope() as scope:
         got: list[Any] = []
 
-        async def ask() -> None:
+        async def make_call() -> None:
             got.append(await harness.shards.answer(0, APPEND, NOTHING))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
+            nursery.start_soon(make_call)
             await wait_all_tasks_blocked()
             session = harness.shards._links[0].session
             assert session is not None
@@ -339,7 +347,7 @@ async def test_a_caller_that_is_cancelled_after_the_reply_arrived_still_receives
                 answered.set()
 
             pending.then = cancel
-            await harness.shard.answer()
+            await harness.shard.reply()
             with trio.CancelScope(shield=True):
                 await answered.wait()
     assert [reply.result[0] for reply in got] == [OK]
@@ -353,7 +361,7 @@ async def test_calls_made_in_an_iteration_of_a_ring_are_sent_at_its_end(
         0, APPEND, NOTHING, b"", lambda _: seen.append(harness.shards.batch.is_open)
     )
     await wait_all_tasks_blocked()
-    await harness.shard.answer()
+    await harness.shard.reply()
     assert seen == [True]
     assert not harness.shards.batch.is_open
 
@@ -396,7 +404,9 @@ async def test_a_shard_without_calls_delays_no_request(
 async def test_a_successor_is_not_ready_before_its_link_session_is_open(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    harness.board.bump_session(*harness.memory.ends)  # It died, and no doorbell was rung yet
+    harness.board.bump_session(
+        *harness.memory.ends
+    )  # The shard has died, and no doorbell was rung yet
     harness.shard.cells.state = ShardState.READY
     assert harness.shards.readiness().unavailable == ((0, "connecting"),)
 
@@ -404,13 +414,13 @@ async def test_a_successor_is_not_ready_before_its_link_session_is_open(
 async def test_a_call_reaches_the_specified_shard_and_its_reply_the_caller(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
-    heard: list[list[Any]] = [[], []]
-    for shard, answers in enumerate(heard):
+    replies: list[list[Any]] = [[], []]
+    for shard, answers in enumerate(replies):
         params = TopicGetParams(f"t{shard}", touch=False, at=0)
         harness.shards.call(shard, TOPIC_GET, params, b"", answers.append)
     await wait_all_tasks_blocked()
     assert [other.names for other in harness.others] == [["t0"], ["t1"]]
-    assert [[bytes(reply.body) for reply in answers] for answers in heard] == [
+    assert [[bytes(reply.body) for reply in answers] for answers in replies] == [
         [b"from 0"],
         [b"from 1"],
     ]
@@ -450,7 +460,7 @@ async def test_the_head_of_a_page_is_read_from_the_cells_of_its_shard(
     assert (harness.shards.head(1, mark), harness.shards.head(0, mark)) == (10, None)
 
 
-async def test_the_front_is_ready_if_each_shard_is(
+async def test_the_front_is_ready_if_all_shards_are_ready(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     assert harness.shards.readiness().ready
@@ -466,12 +476,16 @@ async def test_a_front_waits_for_its_sessions_with_the_serving_shards(
     shards, board = harness.shards, harness.board
     began = autojump_clock.current_time()
     await shards.wait_linked()
-    assert autojump_clock.current_time() - began == LINKED_MAX_S, "no longer, and none is linked"
+    assert autojump_clock.current_time() - began == LINKED_MAX_S, (
+        "no shard is linked, and the wait is bounded"
+    )
     for other in harness.others:
         board.shard(other.number).state = ShardState.RECOVERING
     began = autojump_clock.current_time()
     await shards.wait_linked()
-    assert autojump_clock.current_time() == began, "nobody is asked yet"
+    assert autojump_clock.current_time() == began, (
+        "a front does not wait for shards that are not serving yet"
+    )
 
 
 async def test_a_linked_front_does_not_wait(

@@ -99,7 +99,7 @@ def fits_of(harness: EngineHarness, topic: Topic, source: EncodedRecords) -> int
     )
 
 
-def stand(harness: EngineHarness) -> Derivation:
+def progress(harness: EngineHarness) -> Derivation:
     return derivation_of(harness.engine.topic("a"), ROUTER, 0)
 
 
@@ -158,7 +158,7 @@ def test_an_undo_restores_the_seqs_and_the_cursor(dest: EngineHarness) -> None:
     dest.undo()
     topic = dest.engine.topic("a")
     assert (topic.next_seq, topic.head_seq, topic.pending, topic.pending_bytes) == (2, 1, 0, 0)
-    assert stand(dest) == (1, 1)
+    assert progress(dest) == (1, 1)
 
 
 def test_the_cursor_advances_with_the_copies_even_if_a_cap_finds_a_damaged_record(
@@ -174,7 +174,7 @@ def test_the_cursor_advances_with_the_copies_even_if_a_cap_finds_a_damaged_recor
     with pytest.raises(Unreadable):
         dest.commit()
     assert dest.engine.topic("a").head_seq == 3
-    assert stand(dest) == (3, 3)
+    assert progress(dest) == (3, 3)
 
 
 def test_an_ephemeral_dest_keeps_copies_in_memory_and_logs_the_cursor(dest: EngineHarness) -> None:
@@ -223,7 +223,7 @@ def test_the_capacity_of_a_dest_accounts_for_pending_copies(dest: EngineHarness)
 
 
 @pytest.mark.parametrize(
-    ("room", "config", "fits"),
+    ("free_bytes", "config", "fits"),
     [
         *((0, {}, 0), (10, {}, 0), (100, {}, 2), (10_000, {}, 3), (100, {"cap_bytes": 10_000}, 2)),
         (100, {"cap_records": 3, "discard": "reject"}, 1),
@@ -231,7 +231,7 @@ def test_the_capacity_of_a_dest_accounts_for_pending_copies(dest: EngineHarness)
     ],
 )
 def test_a_dest_takes_only_as_many_copies_as_the_server_byte_limit_allows(
-    dest: EngineHarness, room: int, config: dict[str, Any], fits: int
+    dest: EngineHarness, free_bytes: int, config: dict[str, Any], fits: int
 ) -> None:
     dest.append("a", "direct")
     dest.append("a", "x" * 60)
@@ -239,7 +239,7 @@ def test_a_dest_takes_only_as_many_copies_as_the_server_byte_limit_allows(
     dest.commit()
     topic = dest.engine.topic("a")
     caps = Caps(dest.engine, max_bytes=10_000)
-    caps.bytes.others = 10_000 - room - caps.bytes.own
+    caps.bytes.others = 10_000 - free_bytes - caps.bytes.own
     assert fits_of(dest, topic, payload(1, 2, 3)) == fits
 
 
@@ -279,7 +279,7 @@ def test_an_advance_beyond_the_reserved_seqs_waits_for_a_sync(dest: EngineHarnes
     dest.commit()
     assert skip(dest, 6, trimmed=1).sync
     dest.commit()
-    assert not skip(dest, 7).sync, "nobody waits for a cursor"
+    assert not skip(dest, 7).sync, "no request waits for a cursor"
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])

@@ -70,7 +70,7 @@ def test_a_move_starts_with_at_most_the_requested_number_of_jobs() -> None:
     harness.claim()
     assert [*harness.dying(2).seqs] == [1, 2]
     again = harness.dying(2)
-    assert ([*again.seqs], again.frames) == ([1, 2], []), "one batch is under way at a time"
+    assert ([*again.seqs], again.frames) == ([1, 2], []), "one batch is in flight at a time"
     lease_jobs.return_to_dead(harness.topic, [1, 2])
     assert [*harness.dying(2).seqs] == [3, 1]
 
@@ -145,7 +145,7 @@ def test_moved_jobs_are_counted_as_dead_lettered_even_if_flagging_their_records_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = dying()
-    harness.bury(1, 2)
+    harness.remove_dead_lettered(1, 2)
 
     def flag_deleted(*_: object) -> None:
         raise Unreadable

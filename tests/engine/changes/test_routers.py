@@ -45,10 +45,10 @@ def test_a_router_change_enters_the_graph_at_its_commit() -> None:
     assert not engine.routers.by_name
     change.commit(engine.table)
     assert engine.routers.by_name == {"a->b": router(1, "ab")}
-    gone = router_changes.remove(engine.table, [1, 7], NOW)
-    assert [frame.kind for frame in gone.frames] == [FrameKind.ROUTERS_GONE]
+    removal = router_changes.remove(engine.table, [1, 7], NOW)
+    assert [frame.kind for frame in removal.frames] == [FrameKind.ROUTERS_GONE]
     assert engine.routers.by_name
-    gone.commit(engine.table)
+    removal.commit(engine.table)
     assert not engine.routers.by_name
     assert engine.table.shard_topic.pending == 0
 
@@ -88,14 +88,14 @@ def change_of(table: TopicTable, step: str, number: int) -> RouterChange | None:
 
 @given(steps)
 def test_a_checkpoint_and_all_frames_from_an_earlier_lsn_restore_the_same_graph(
-    asked: list[tuple[str, int]],
+    changes: list[tuple[str, int]],
 ) -> None:
     """The checkpoint may already cover any number of the frames, and the log may end after any
     frame.
     """
     table, frames = TopicTable(), list[Frame]()
     snapshots, ends = [snapshot_shard(table)], [contents(table)]
-    for step, number in asked:
+    for step, number in changes:
         change = change_of(table, step, number)
         if change is not None:
             frames += change.frames

@@ -67,11 +67,11 @@ class JobHarness(EngineHarness):
         return change
 
     def claims(
-        self, *asks: ClaimRequest, evenly: bool = False, max_bytes: int = NO_BOUND
+        self, *requests: ClaimRequest, evenly: bool = False, max_bytes: int = NO_BOUND
     ) -> list[LeaseChange]:
-        """Run one claim pass and return a change for each ask."""
+        """Run one claim pass and return a change for each request."""
         changes = lease_jobs.claim(
-            self.engine.table, self.topic, asks, self.now, evenly=evenly, max_bytes=max_bytes
+            self.engine.table, self.topic, requests, self.now, evenly=evenly, max_bytes=max_bytes
         )
         return [self._note(change) for change in changes]
 
@@ -104,7 +104,7 @@ class JobHarness(EngineHarness):
     def dying(self, max_jobs: int = 100) -> LeaseChange:
         return self._note(lease_jobs.begin_dead_lettering(self.topic, max_jobs, self.now))
 
-    def bury(self, *seqs: int) -> FinishJobs:
+    def remove_dead_lettered(self, *seqs: int) -> FinishJobs:
         change = finish_jobs.remove_dead_lettered(self.topic, seqs, self.now)
         self.pending.append(change)
         return change

@@ -31,7 +31,7 @@ from topics.formats.disk.frame_bodies import LeaseOp, LeaseRows
 from topics.formats.disk.records import RecordsView
 
 
-def test_a_job_put_back_waits_for_its_delay_unless_it_was_already_due() -> None:
+def test_an_unreserved_job_waits_for_its_delay_unless_it_was_already_due() -> None:
     harness = JobHarness()
     harness.add("a", delay_ms=50)
     claims.reserve(harness.topic, [1], harness.now)
@@ -86,7 +86,7 @@ def test_leases_and_delays_that_end_together_are_processed_in_steps_and_in_order
     for _ in range(2):
         assert harness.counters == QueueCounters(12, 0, 0, 0), "all are counted"
         assert len(harness.jobs.leases) == 2, "nothing more ends before the pause"
-    assert harness.jobs.next_at <= harness.now.ms, "whoever waits for the others comes again"
+    assert harness.jobs.next_at <= harness.now.ms, "the next deadline processes the remaining jobs"
     harness.later(module.ADVANCE_PAUSE_MS)
     assert harness.counters == QueueCounters(12, 0, 0, 0)
     assert not harness.jobs.leases
@@ -165,7 +165,7 @@ def test_a_cut_of_very_many_delayed_jobs_does_not_visit_each_job() -> None:
     began = time.process_time()
     jobs.cut(2)
     jobs.cut(count)
-    assert time.process_time() - began < 0.05, "2 us for each of them are 0.4 s"
+    assert time.process_time() - began < 0.05, "a visit of each job would take 0.4 s"
     assert (jobs.counters(1).delayed, jobs.is_listed(count)) == (1, True)
 
 
@@ -221,7 +221,7 @@ def test_a_pass_limits_the_bytes_of_large_jobs_that_are_followed_by_small_ones()
     taken: list[int] = []
     while len(taken) < 21:
         (change,) = harness.claims(ClaimRequest(harness.poll(), STEP, 1000), max_bytes=250_000)
-        assert len(change.jobs) == 3, "two, and the one with which it is enough"
+        assert len(change.jobs) == 3, "two jobs, and the one that reaches the limit"
         taken += change.seqs
     assert taken == [*range(1, 22)]
     assert [job.deliveries for job in change.jobs] == [1, 1, 1]
@@ -284,7 +284,7 @@ def test_a_failed_pass_leases_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Jobs that a pass must skip
 
-ASIDE = 10_000
+SKIPPED_JOBS = 10_000
 
 
 def restarted(harness: JobHarness) -> JobHarness:
@@ -299,37 +299,37 @@ def restarted(harness: JobHarness) -> JobHarness:
 
 def delayed() -> JobHarness:
     harness = JobHarness()
-    for _ in range(ASIDE // 1000):
+    for _ in range(SKIPPED_JOBS // 1000):
         harness.add(*range(1000), delay_ms=10**6)
     return harness
 
 
 def held() -> JobHarness:
-    harness = JobHarness(ASIDE, leases_durable=True)
-    harness.claim(ASIDE, lease_ms=10**6)
+    harness = JobHarness(SKIPPED_JOBS, leases_durable=True)
+    harness.claim(SKIPPED_JOBS, lease_ms=10**6)
     harness.commit()
     return harness
 
 
 def hidden() -> JobHarness:
     harness = held()
-    harness.nack(*range(1, ASIDE + 1), delay_ms=10**6)
+    harness.nack(*range(1, SKIPPED_JOBS + 1), delay_ms=10**6)
     harness.commit()
     return harness
 
 
-@pytest.mark.parametrize("aside", [delayed, held, hidden])
+@pytest.mark.parametrize("prepare", [delayed, held, hidden])
 @pytest.mark.parametrize("restart", [False, True])
-def test_jobs_set_aside_do_not_slow_the_first_claim_after_them(
-    aside: Callable[[], JobHarness], restart: bool
+def test_jobs_that_cannot_be_claimed_do_not_slow_the_first_claim_after_them(
+    prepare: Callable[[], JobHarness], restart: bool
 ) -> None:
-    harness = aside()
-    harness.add("behind")
+    harness = prepare()
+    harness.add("last")
     if restart:
         harness = restarted(harness)
     began = time.process_time()
-    assert harness.claim() == [ASIDE + 1]
-    assert time.process_time() - began < 0.02, "7 us for each of them are 0.07 s"
+    assert harness.claim() == [SKIPPED_JOBS + 1]
+    assert time.process_time() - began < 0.02, "a visit of each skipped job would take 0.07 s"
     assert harness.jobs.steps_left > PASS_STEPS - 100
 
 
@@ -338,50 +338,50 @@ def alternating() -> JobHarness:
     their acks.
     """
     harness = JobHarness()
-    for first in range(0, ASIDE, 1000):
+    for first in range(0, SKIPPED_JOBS, 1000):
         datas = [{"data": at, "delay_ms": 10**6 * (at % 2)} for at in range(first, first + 1000)]
         harness.append("q", records=datas)
         harness.commit()
         harness.ack(*harness.claim(1000))
         harness.commit()
-    harness.add("behind")
+    harness.add("last")
     return restarted(harness)
 
 
 def exhausted() -> JobHarness:
-    harness = JobHarness(ASIDE, max_deliveries=1, dead_letter="d")
-    harness.nack(*harness.claim(ASIDE))
-    harness.add("behind")
+    harness = JobHarness(SKIPPED_JOBS, max_deliveries=1, dead_letter="d")
+    harness.nack(*harness.claim(SKIPPED_JOBS))
+    harness.add("last")
     return harness
 
 
 def left() -> JobHarness:
     """The list of released jobs still contains jobs that a cap has evicted."""
-    harness = JobHarness(ASIDE)
-    harness.nack(*harness.claim(ASIDE))
+    harness = JobHarness(SKIPPED_JOBS)
+    harness.nack(*harness.claim(SKIPPED_JOBS))
     harness.put("q", cap_records=1)
-    harness.add("behind")
+    harness.add("last")
     return harness
 
 
 def damaged() -> JobHarness:
-    harness = JobHarness(ASIDE)
+    harness = JobHarness(SKIPPED_JOBS)
     harness.unreadable = {harness.topic.index.entry(0)[2]}
-    harness.add("behind")
+    harness.add("last")
     return harness
 
 
-@pytest.mark.parametrize("aside", [alternating, exhausted, left, damaged])
+@pytest.mark.parametrize("prepare", [alternating, exhausted, left, damaged])
 def test_a_pass_ends_after_a_limit_of_fruitless_steps_and_the_next_pass_continues(
-    aside: Callable[[], JobHarness],
+    prepare: Callable[[], JobHarness],
 ) -> None:
-    harness = aside()
+    harness = prepare()
     passes = 0
     while not (got := harness.claim()):
         assert harness.jobs.is_unfinished
         passes += 1
-    assert got == [ASIDE + 1]
-    assert passes in (ASIDE // PASS_STEPS, ASIDE // 2 // PASS_STEPS)
+    assert got == [SKIPPED_JOBS + 1]
+    assert passes in (SKIPPED_JOBS // PASS_STEPS, SKIPPED_JOBS // 2 // PASS_STEPS)
     assert harness.claim() == []
     assert not harness.jobs.is_unfinished
 
@@ -430,4 +430,4 @@ def test_a_dead_job_with_an_unreadable_record_is_hidden_and_does_not_block_other
     assert (list(jobs.dead), jobs.counters(topic.count).ready) == ([2], 0)
     harness.later(UNREADABLE_MS)
     jobs.advance(harness.now.ms)
-    assert jobs.counters(topic.count).ready == 1, "tried again by a later pass"
+    assert jobs.counters(topic.count).ready == 1, "a later pass retries the hidden job"

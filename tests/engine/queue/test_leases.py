@@ -41,16 +41,16 @@ def test_pages_list_each_lease_that_exists_throughout_exactly_once_and_in_order(
     while len(page) == 3:
         for _ in range(data.draw(st.integers(0, 2))):
             free = harness.claim(1, node=data.draw(st.sampled_from("ab")))
-            gone = data.draw(st.sampled_from(sorted(harness.jobs.leases)))
-            harness.nack(gone, node=harness.jobs.leases.held[gone].holder.node)
-            always -= {gone}
+            released = data.draw(st.sampled_from(sorted(harness.jobs.leases)))
+            harness.nack(released, node=harness.jobs.leases.held[released].holder.node)
+            always -= {released}
             assert free or not harness.counters.ready
         page = [view.seq for view in views(harness, after=seen[-1], limit=3)]
         assert page == sorted(seq for seq in harness.jobs.leases if seq > seen[-1])[:3]
         seen += page
     assert seen == sorted({*seen})
     assert always <= {*seen}
-    assert harness.jobs.leases._order is None, "the last page forgets the order"
+    assert harness.jobs.leases._order is None, "the last page frees the sorted order"
 
 
 def test_an_abandoned_lease_list_frees_its_memory() -> None:
@@ -69,4 +69,4 @@ def test_a_page_visits_no_more_leases_than_it_shows() -> None:
     began = time.process_time()
     for after in range(10, 10_000, 10):
         assert next(view.seq for view in views(harness, after=after, limit=10)) == after + 1
-    assert time.process_time() - began < 1, "7 ms for each page that walks all of them"
+    assert time.process_time() - began < 1, "a page that visits all leases would take 7 ms"

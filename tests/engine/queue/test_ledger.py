@@ -66,7 +66,7 @@ def after(*frames: LeaseRows) -> Ledger:
     return found
 
 
-def again(ledger: Ledger) -> Ledger:
+def restored_copy(ledger: Ledger) -> Ledger:
     """Return the ledger as a checkpoint restores it."""
     found = Ledger()
     found.unpack(cbor2.loads(cbor2.dumps(ledger.pack())))
@@ -112,8 +112,8 @@ def test_the_rows_of_removed_records_are_dropped(
     ledger = after(claimed(*seqs))
     ledger.delays.update(dict.fromkeys(delayed, 5))
     ledger.remove_runs(iter(runs))
-    gone = {seq for first, length in runs for seq in range(first, first + length)}
-    assert ({*ledger.rows}, {*ledger.delays}) == (seqs - gone, delayed - gone)
+    dropped = {seq for first, length in runs for seq in range(first, first + length)}
+    assert ({*ledger.rows}, {*ledger.delays}) == (seqs - dropped, delayed - dropped)
 
 
 @given(seqs=st.sets(st.integers(1, 60)), cuts=st.lists(st.integers(1, 70)))
@@ -164,7 +164,7 @@ def test_frames_replayed_onto_a_state_that_covers_some_of_them_restore_the_same_
         row = after(*frames[:reached]).rows.get(seq)
         if row is not None:
             known.rows[seq] = row
-    ledger = again(known)
+    ledger = restored_copy(known)
     for frame in frames[position:]:
         ledger.apply(frame)
     assert ledger.rows == after(*frames).rows
@@ -176,7 +176,7 @@ def test_free_jobs_keep_their_order_after_a_checkpoint_of_a_single_moment(
 ) -> None:
     position = data.draw(st.integers(0, len(frames)))
     reached = data.draw(st.integers(position, len(frames)))
-    ledger = again(after(*frames[:reached]))
+    ledger = restored_copy(after(*frames[:reached]))
     for frame in frames[position:]:
         ledger.apply(frame)
     assert free(ledger) == free(after(*frames))
@@ -242,7 +242,7 @@ def test_a_packed_part_restores_all_rows_in_order(
     ledger = Ledger()
     ledger.rows = rows
     ledger.delays.update(delays)
-    found = again(ledger)
+    found = restored_copy(ledger)
     assert [*found.rows.items()] == [*rows.items()]
     assert [*found.delays.items()] == sorted(delays.items())
     assert all(row.state is JobState(row.state) for row in found.rows.values())
@@ -367,7 +367,7 @@ def test_without_durable_leases_a_checkpoint_holds_only_moves_and_delays(
     assert (ledger.rows, dict(ledger.delays)) == ({4: KEPT[4]}, {5: 1_003_000})
 
 
-def test_a_checkpoint_records_jobs_that_are_set_aside_in_their_previous_state(
+def test_a_checkpoint_records_reserved_jobs_in_their_previous_state(
     harness: EngineHarness,
 ) -> None:
     queue = Replaying(harness, 6, max_deliveries=3, dead_letter="d")
@@ -382,7 +382,7 @@ def test_a_checkpoint_records_jobs_that_are_set_aside_in_their_previous_state(
 def test_the_last_error_of_a_nack_is_kept_with_its_job() -> None:
     why = released(1, 2)._replace(error="why")
     ledger = after(claimed(1, 2, 3), why, claimed(1), released(1), released(2)._replace(error=""))
-    assert ledger.errors == again(ledger).errors == {1: "why", 2: ""}
+    assert ledger.errors == restored_copy(ledger).errors == {1: "why", 2: ""}
     ledger.remove((1,))
     assert ledger.errors == {2: ""}
     ledger.cut(3)

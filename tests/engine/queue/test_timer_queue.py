@@ -46,10 +46,10 @@ def test_the_timetable_returns_the_same_due_entries_as_a_dict(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SWEEP_STEP", 1)
-        give_what_a_dict_would(steps)
+        check_against_a_dict(steps)
 
 
-def give_what_a_dict_would(steps: list[tuple[int, int, int]]) -> None:
+def check_against_a_dict(steps: list[tuple[int, int, int]]) -> None:
     times: dict[int, int] = {}
     timetable, now_ms = TimerQueue(times.get), 0
     for seq, after_ms, pause_ms in steps:

@@ -43,9 +43,9 @@ def check(graph: RouterGraph, ends: str, name: str | None = None, **config: Any)
     """Return the cycle for which the graph rejects the router, or an empty list if it accepts the
     router.
     """
-    asked = router(99, ends, name, **config)
+    candidate = router(99, ends, name, **config)
     try:
-        graph.check(asked.name, asked.config)
+        graph.check(candidate.name, candidate.config)
     except RouterCycle as error:
         cycle: list[str] = error.detail["cycle"]
         return cycle
@@ -70,9 +70,9 @@ def test_a_cycle_is_allowed_to_the_router_that_allows_it() -> None:
 
 def test_a_router_on_a_cycle_can_be_reconfigured_if_it_does_not_close_the_cycle() -> None:
     graph = graph_of("ab", "ba", allow_cycle=True)
-    assert check(graph, "ba") == ["b", "a", "b"], "it may not take back that it allows a cycle"
+    assert check(graph, "ba") == ["b", "a", "b"], "a router on a cycle cannot disable allow_cycle"
     graph.put(router(3, "ab"))
-    assert check(graph, "ab", preserve_tag=False) == [], "the other one has closed the cycle"
+    assert check(graph, "ab", preserve_tag=False) == [], "the other router has closed the cycle"
 
 
 def test_the_old_ends_of_a_changed_router_do_not_count_as_part_of_a_cycle() -> None:
@@ -110,8 +110,8 @@ def test_the_source_of_a_dest_can_change_only_if_it_has_one_router() -> None:
 # Names and ids
 
 
-def names(graph: RouterGraph, *asked: Any) -> list[str]:
-    return [each.name for each in graph.select(*asked)]
+def names(graph: RouterGraph, *ends: Any) -> list[str]:
+    return [each.name for each in graph.select(*ends)]
 
 
 def test_a_selection_contains_the_routers_with_the_requested_ends() -> None:

@@ -62,7 +62,7 @@ def seqs_of(found: Picked) -> list[int]:
     ]
 
 
-def test_whole_writes_are_picked_without_a_look_at_them(
+def test_complete_writes_are_picked_without_reading_them(
     harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(harness, 2, 3, 1)
@@ -400,8 +400,8 @@ def test_hops_of_any_ranges_equal_those_of_a_plain_dict(seed: int) -> None:
             hops.drop_to(floor)
             known.update(dict.fromkeys(range(floor + 1), 0))
             seq = max(seq, floor)
-    for asked in range(150):
-        hop, last = hops.at(asked)
-        assert hop == known[asked]
-        assert {known[each] for each in range(asked, min(last, 199) + 1)} == {hop}
+    for seq in range(150):
+        hop, last = hops.at(seq)
+        assert hop == known[seq]
+        assert {known[each] for each in range(seq, min(last, 199) + 1)} == {hop}
         assert last >= 199 or known[last + 1] != hop

@@ -109,10 +109,12 @@ async def test_leases_of_an_undelivered_response_go_to_the_next_claim(
     workers.run_iteration()
     answer = workers.answer()
     assert seqs_of(answer) == [1, 2]
-    assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], "they reached nobody"
+    assert [job["deliveries"] for job in answer["claimed"]] == [1, 1], (
+        "the undelivered response counts no delivery"
+    )
 
 
-async def test_only_unchanged_leases_are_taken_back(
+async def test_only_unchanged_leases_are_unclaimed(
     workers: QueueHarness,
 ) -> None:
     workers.queue(lease_ms=500)
@@ -123,15 +125,15 @@ async def test_only_unchanged_leases_are_taken_back(
     reply = workers.received()[-1]
     workers.ack(1)
     workers.nack(2)
-    again = workers.claim(lease_ms=86_400_000)
-    assert workers.claimed() == [(again, [2])]
+    new_claim = workers.claim(lease_ms=86_400_000)
+    assert workers.claimed() == [(new_claim, [2])]
     workers.unclaimed(reply)
-    next_one = workers.claim(max=3)
-    assert workers.claimed() == [(next_one, [3])]
+    next_claim = workers.claim(max=3)
+    assert workers.claimed() == [(next_claim, [3])]
 
 
 @pytest.mark.parametrize("config", [{}, {"type": "queue"}, None])
-async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
+async def test_leases_of_a_deleted_or_recreated_topic_are_not_unclaimed(
     workers: QueueHarness, config: dict[str, str] | None
 ) -> None:
     workers.queue(jobs=1)
@@ -149,7 +151,7 @@ async def test_leases_of_a_deleted_or_recreated_topic_are_not_taken_back(
     assert workers.answer()["status"] == ("topic_not_found" if config is None else 200)
 
 
-async def test_durable_leases_are_taken_back_durably(workers: QueueHarness) -> None:
+async def test_durable_leases_are_unclaimed_durably(workers: QueueHarness) -> None:
     workers.queue(durability="disk", leases_durable=True)
     workers.append("q", 1)
     workers.written()
@@ -191,7 +193,7 @@ async def test_durable_leases_are_returned_when_the_log_has_synced_them(
     assert workers.claimed() == [(claim, [1])]
 
 
-async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
+async def test_leases_that_the_log_cannot_write_are_rejected_and_undone(
     workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     workers.queue(durability="disk", leases_durable=True)
@@ -204,7 +206,7 @@ async def test_leases_that_the_log_cannot_write_are_rejected_and_taken_back(
     workers.failed(FULL)
     workers.run_iteration()
     assert workers.answers() == [(claim, "not_ready")]
-    assert len(workers.log.groups) == tried, "the next one is not tried at once"
+    assert len(workers.log.groups) == tried, "the waiting claim is not retried immediately"
     await trio.sleep(1.1)
     workers.written()
     assert workers.claimed() == [(waiting, [1])]

@@ -101,16 +101,16 @@ async def test_each_copy_is_a_keyed_append_to_the_shard_of_the_dead_letter_topic
     harness: ShardHarness, auto_create: bool, create: bool | None
 ) -> None:
     peers, queue = await dying(harness, "x", "y", dead_letter="dead7", auto_create=auto_create)
-    (asked,) = peers.take()
-    assert (asked.shard, asked.params.topic, asked.params.prefixes) == (7, "dead7", None)
-    assert [request["idempotency_key"] for request in asked.requests] == [
+    (batch,) = peers.take()
+    assert (batch.shard, batch.params.topic, batch.params.prefixes) == (7, "dead7", None)
+    assert [request["idempotency_key"] for request in batch.requests] == [
         copy_key("dead_letter", "q", queue.epoch, seq) for seq in (1, 2)
     ]
-    assert [request["create"] for request in asked.requests] == [create, create]
+    assert [request["create"] for request in batch.requests] == [create, create]
 
 
 async def test_a_copy_may_exceed_the_limits_of_clients(harness: ShardHarness) -> None:
-    """Its stamp makes it longer."""
+    """The stamp of a copy makes it longer than the source record."""
     meta = {f"k{number}": "x" * 240 for number in range(64)}
     queue = make_queue(harness, "q")
     harness.append("q", records=[{"data": "y" * (900 << 10), "meta": meta}])
@@ -140,10 +140,10 @@ async def test_a_move_is_logged_first_then_the_copy_is_appended_then_the_job_del
     await wait_all_tasks_blocked()
     assert not peers.asked, "the frame is not synced yet"
     await run_log(harness)
-    assert kinds(harness)[before:] == [FrameKind.LEASE], "the copy is not there yet"
+    assert kinds(harness)[before:] == [FrameKind.LEASE], "the copy is not appended yet"
     assert (harness.seqs("q"), dead_and_failing(queue)) == ([1], ([], [1]))
-    (asked,) = peers.take()
-    asked.answer()
+    (batch,) = peers.take()
+    batch.answer()
     assert moved(queue) == 0, "the delete is not written yet"
     await run_log(harness)
     assert kinds(harness)[before:] == [FrameKind.LEASE, FrameKind.DELETE]
@@ -155,8 +155,8 @@ async def test_a_move_of_an_ephemeral_queue_writes_no_frame(harness: ShardHarnes
     queue = make_queue(harness, "q", "x", durability="ephemeral")
     before = len(kinds(harness))
     await move(harness, queue)
-    (asked,) = peers.take()
-    asked.answer()
+    (batch,) = peers.take()
+    batch.answer()
     await run_log(harness)
     assert (moved(queue), len(kinds(harness))) == (1, before)
 
@@ -173,9 +173,9 @@ async def test_batches_are_moved_one_after_another(
         wake(harness, queue)
         wake(harness, queue)
         await run_log(harness)
-        (asked,) = peers.take()
-        sizes.append(len(asked.requests))
-        asked.answer()
+        (batch,) = peers.take()
+        sizes.append(len(batch.requests))
+        batch.answer()
         await run_log(harness)
     assert (sizes, moved(queue), peers.asked) == ([2, 2, 1], 5, [])
 
@@ -185,7 +185,7 @@ async def test_a_batch_is_limited_in_bytes(
 ) -> None:
     monkeypatch.setattr(dead_letters, "COPIES_BYTES", 150)
     peers, _ = await dying(harness, "x" * 60, "y" * 60, "z" * 60)
-    assert [len(asked.requests) for asked in peers.take()] == [2]
+    assert [len(batch.requests) for batch in peers.take()] == [2]
 
 
 async def test_a_shard_that_does_not_reply_stops_only_the_moves_to_its_topics(
@@ -201,9 +201,9 @@ async def test_a_shard_that_does_not_reply_stops_only_the_moves_to_its_topics(
     assert (first.shard, other.shard) == (1, 2)
     first.answer()
     await run_log(harness)
-    (next_one,) = peers.take()
-    assert next_one.shard == 1
-    next_one.answer()
+    (next_batch,) = peers.take()
+    assert next_batch.shard == 1
+    next_batch.answer()
     await run_log(harness)
     assert [moved(queue) for queue in queues.values()] == [1, 1, 0]
 
@@ -211,44 +211,50 @@ async def test_a_shard_that_does_not_reply_stops_only_the_moves_to_its_topics(
 # Jobs that cannot be moved
 
 
-def refuse_by_name(asked: Any) -> None:
-    asked.answer(TopicNotFound("dead"))
+def reject_as_missing(batch: Any) -> None:
+    batch.answer(TopicNotFound("dead"))
 
 
-def refuse_as_full(asked: Any) -> None:
-    asked.answer(FULL)
+def reject_as_full(batch: Any) -> None:
+    batch.answer(FULL)
 
 
-def be_away(asked: Any) -> None:
-    asked.fail(NotReady("away"))
+def fail_as_disconnected(batch: Any) -> None:
+    batch.fail(NotReady("away"))
 
 
 @pytest.mark.parametrize(
-    ("refuse", "stays"),
-    [(refuse_by_name, ([1], [])), (refuse_as_full, ([1], [])), (be_away, ([], [1]))],
+    ("reject", "expected"),
+    [
+        (reject_as_missing, ([1], [])),
+        (reject_as_full, ([1], [])),
+        (fail_as_disconnected, ([], [1])),
+    ],
 )
 async def test_a_rejected_job_stays_and_is_retried_after_a_pause(
     harness: ShardHarness,
     autojump_clock: MockClock,
-    refuse: Callable[[Any], None],
-    stays: tuple[list[int], list[int]],
+    reject: Callable[[Any], None],
+    expected: tuple[list[int], list[int]],
 ) -> None:
     peers, queue = await dying(harness, "x")
     with capture_logs() as logged:
         for wait_s in (RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S):
-            (asked,) = peers.take()
-            refuse(asked)
+            (batch,) = peers.take()
+            reject(batch)
             await wait_all_tasks_blocked()
-            assert (dead_and_failing(queue), harness.seqs("q")) == (stays, [1])
+            assert (dead_and_failing(queue), harness.seqs("q")) == (expected, [1])
             wake(harness, queue)
             await trio.sleep(wait_s - 0.01)
             await run_log(harness)
-            assert not peers.asked, "not before its time"
+            assert not peers.asked, "there is no retry before the pause has ended"
             await trio.sleep(0.02)
             await run_log(harness)
-    assert [line["event"] for line in logged] == ["dead letters not moved"], "it is said once"
-    (asked,) = peers.take()
-    asked.answer()
+    assert [line["event"] for line in logged] == ["dead letters not moved"], (
+        "the failure is logged once"
+    )
+    (batch,) = peers.take()
+    batch.answer()
     await run_log(harness)
     assert moved(queue) == 1
 
@@ -263,33 +269,33 @@ async def test_a_batch_with_an_unknown_outcome_is_retried_first_and_separately(
     queue, other = make_queue(harness, "q", *range(6)), make_queue(harness, "other", "x")
     for topic in (queue, other):
         await move(harness, topic)
-    (asked,) = peers.take()
-    asked.answer(None, FULL, NotReady("away"))
+    (batch,) = peers.take()
+    batch.answer(None, FULL, NotReady("away"))
     await run_log(harness)
     assert dead_and_failing(queue) == ([4, 5, 6, 2], [3])
     frames = len(kinds(harness))
     for _ in range(2):
         await trio.sleep(RETRY_MAX_S + 0.01)
         await run_log(harness)
-        (asked,) = peers.take()
-        assert keys_of(asked) == [copy_key("dead_letter", "q", queue.epoch, 3)]
-        asked.fail(NotReady("away"))
-    assert len(kinds(harness)) == frames, "the log knows of them"
+        (batch,) = peers.take()
+        assert keys_of(batch) == [copy_key("dead_letter", "q", queue.epoch, 3)]
+        batch.fail(NotReady("away"))
+    assert len(kinds(harness)) == frames, "the retries write no frame"
     await trio.sleep(RETRY_MAX_S + 0.01)
     await run_log(harness)
-    (asked,) = peers.take()
-    asked.answer()
+    (batch,) = peers.take()
+    batch.answer()
     found = []
     for _ in range(3):
         await run_log(harness)
-        for asked in peers.take():
-            found += [key.rstrip(".").rpartition(":")[2] for key in keys_of(asked)]
-            asked.answer()
-    assert found == ["1", "4", "5", "6", "2"], "the other queue comes between"
+        for batch in peers.take():
+            found += [key.rstrip(".").rpartition(":")[2] for key in keys_of(batch)]
+            batch.answer()
+    assert found == ["1", "4", "5", "6", "2"], "the batch of the other queue is moved in between"
 
 
-def keys_of(asked: Any) -> list[str]:
-    return [request["idempotency_key"] for request in asked.requests]
+def keys_of(batch: Any) -> list[str]:
+    return [request["idempotency_key"] for request in batch.requests]
 
 
 @pytest.mark.parametrize("config", [{"ttl_ms": 10**9}, {"dead_letter": "dead2"}])
@@ -305,7 +311,7 @@ async def test_a_batch_with_an_unknown_outcome_is_retried_unless_its_rule_change
     wake(harness, queue)
     await trio.sleep(RETRY_MIN_S + 0.01)
     await run_log(harness)
-    assert [asked.shard for asked in peers.take()] == [2 if "dead_letter" in config else 1]
+    assert [batch.shard for batch in peers.take()] == [2 if "dead_letter" in config else 1]
 
 
 async def test_a_backup_waits_until_the_outcome_of_a_batch_is_known(
@@ -322,8 +328,8 @@ async def test_a_backup_waits_until_the_outcome_of_a_batch_is_known(
     assert not held
     await trio.sleep(RETRY_MAX_S + 0.01)
     await run_log(harness)
-    (asked,) = peers.take()
-    asked.answer()
+    (batch,) = peers.take()
+    batch.answer()
     await run_log(harness)
     assert (held, queue.count, moves._in_flight) == ([True], 0, 0)
 
@@ -356,13 +362,13 @@ async def test_a_backup_waits_for_a_batch_that_a_restart_has_found(
     assert (held, peers.take()) == ([], [])
     await trio.sleep(RETRY_MAX_S + 0.01)
     await run_log(harness)
-    (asked,) = peers.take()
+    (batch,) = peers.take()
     if outcome == "deleted":
         harness.delete("q")
     elif outcome == "another rule":
         harness.put("q", dead_letter=None)
     await run_log(harness)
-    asked.answer(*[FULL] * (outcome != "appended"))
+    batch.answer(*[FULL] * (outcome != "appended"))
     await run_log(harness)
     assert (held, moves._in_flight) == ([True], 0)
     moves.release()
@@ -377,8 +383,8 @@ async def test_the_pause_between_attempts_is_bounded(
     wake(harness, queue)
     for _ in range(9):
         await run_log(harness)
-        (asked,) = peers.take()
-        asked.answer(FULL)
+        (batch,) = peers.take()
+        batch.answer(FULL)
         await trio.sleep(RETRY_MAX_S + 0.01)
     await run_log(harness)
     assert len(peers.asked) == 1
@@ -422,15 +428,15 @@ async def test_a_log_failure_before_the_copy_puts_the_jobs_back(
     harness.failed(OSError(5, "broken"))
     assert dead_and_failing(queue) == ([1], [])
     await trio.sleep(3 * RETRY_MAX_S)
-    assert not peers.asked, "the shard cannot write any more"
+    assert not peers.asked, "no move begins after the log has failed"
 
 
 async def test_a_log_failure_after_the_copy_keeps_the_batch(
     harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
     peers, queue = await dying(harness, "x")
-    (asked,) = peers.take()
-    asked.answer()
+    (batch,) = peers.take()
+    batch.answer()
     harness.failed(OSError(5, "broken"))
     assert (dead_and_failing(queue), moved(queue), harness.seqs("q")) == (([], [1]), 0, [1])
     await trio.sleep(3 * RETRY_MAX_S)
@@ -464,8 +470,8 @@ async def test_a_changed_config_makes_dead_jobs_claimable(
     harness.loop.services.dead_letters._note_claimable = notified.append
     queue = make_queue(harness, "q", "x")
     await move(harness, queue)
-    (asked,) = peers.take()
-    asked.answer(FULL)
+    (batch,) = peers.take()
+    batch.answer(FULL)
     harness.put("q", dead_letter=None)
     await run_log(harness)
     assert (dead_and_failing(queue), notified) == (([], []), [queue])
@@ -484,8 +490,8 @@ async def test_a_config_changed_during_a_move_applies_when_the_jobs_are_rejected
     await move(harness, queue)
     harness.put("q", max_deliveries=2)
     await run_log(harness)
-    (asked,) = peers.take()
-    asked.answer(FULL, None)
+    (batch,) = peers.take()
+    batch.answer(FULL, None)
     await run_log(harness)
     assert (dead_and_failing(queue), moved(queue), notified[-1:]) == (([], []), 1, [queue])
     assert claim(harness, queue) == [1]
@@ -498,13 +504,13 @@ async def test_jobs_deleted_during_a_move_are_neither_copied_nor_counted(
     queue = make_queue(harness, "q", *range(3))
     exhaust(harness, queue)
     wake(harness, queue)
-    cut_to(queue, 2, harness.engine.store)  # As their age would
+    cut_to(queue, 2, harness.engine.store)  # As an eviction by age does
     await run_log(harness)
-    (asked,) = peers.take()
-    assert [request["records"][0]["data"] for request in asked.requests] == [1, 2]
+    (batch,) = peers.take()
+    assert [request["records"][0]["data"] for request in batch.requests] == [1, 2]
     harness.delete_records("q", before_seq=3)
     await run_log(harness)
-    asked.answer()
+    batch.answer()
     await run_log(harness)
     assert (moved(queue), harness.engine.topic("q").count) == (1, 0)
 
@@ -522,24 +528,24 @@ async def test_a_queue_deleted_during_a_move_is_not_changed(
         await run_log(harness)
     else:
         await run_log(harness)
-        (asked,) = peers.take()
+        (batch,) = peers.take()
         if when == "while it waits":
-            asked.answer(FULL)
+            batch.answer(FULL)
         harness.delete("q")
         await run_log(harness)
         if when == "before the delete":
-            asked.answer()
+            batch.answer()
     await run_log(harness)
     await trio.sleep(2 * RETRY_MAX_S)
     await run_log(harness)
     assert not peers.asked
-    again = make_queue(harness, "q", "y")
-    exhaust(harness, again)
-    wake(harness, again)
+    recreated = make_queue(harness, "q", "y")
+    exhaust(harness, recreated)
+    wake(harness, recreated)
     await run_log(harness)
-    (asked,) = peers.take()
-    assert asked.requests[0]["idempotency_key"] == copy_key("dead_letter", "q", again.epoch, 1)
-    assert again.epoch != queue.epoch
+    (batch,) = peers.take()
+    assert batch.requests[0]["idempotency_key"] == copy_key("dead_letter", "q", recreated.epoch, 1)
+    assert recreated.epoch != queue.epoch
 
 
 async def test_no_frame_of_a_queue_follows_its_delete(
@@ -584,7 +590,7 @@ async def test_moves_that_a_restart_has_found_continue_at_the_start(
     exhaust(harness, queue)
     await harness.loop.services.dead_letters.run()
     await run_log(harness)
-    assert [asked.params.topic for asked in peers.take()] == ["dead"]
+    assert [batch.params.topic for batch in peers.take()] == ["dead"]
 
 
 async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(
@@ -605,7 +611,7 @@ async def test_dead_jobs_of_a_queue_without_a_dead_letter_topic_are_claimable(
 @pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("window_ms", [120_000, 0])
 @pytest.mark.parametrize("down_days", [0, 10])
-async def test_a_crash_during_a_move_neither_loses_nor_doubles_a_job(
+async def test_a_crash_during_a_move_neither_loses_nor_duplicates_a_job(
     tmp_path: Path,
     nursery: trio.Nursery,
     cut: str,
@@ -624,12 +630,12 @@ async def test_a_crash_during_a_move_neither_loses_nor_doubles_a_job(
     await first.settled()
     reached: list[object] = []
 
-    async def be_killed(*found: object) -> None:
+    async def never_return(*found: object) -> None:
         reached.append(found)
         await trio.sleep_forever()
 
     patched = pytest.MonkeyPatch()
-    patched.setattr(mover, cut, be_killed)
+    patched.setattr(mover, cut, never_return)
     exhaust(first, first.engine.queue("q"))
     wake(first, first.engine.queue("q"))
     while not reached:
@@ -664,7 +670,7 @@ async def test_a_stopping_shard_begins_no_further_batch(
     monkeypatch.setattr(dead_letters, "BATCH_JOBS", 1)
     peers, queue = await dying(harness, "x", "y")
     harness.loop.context.is_stopping = True
-    (asked,) = peers.take()
-    asked.answer()
+    (batch,) = peers.take()
+    batch.answer()
     await run_log(harness)
     assert (moved(queue), peers.asked) == (1, [])

@@ -62,10 +62,10 @@ async def test_the_acks_of_an_iteration_share_one_frame_and_get_separate_replies
     claim_of_disk(workers)
     before = len(workers.log.frames)
     acks = [workers.ack(2), workers.ack(3, 1), workers.ack(2), workers.ack(1, node="other")]
-    gone = workers.ack(1, topic="nowhere")
+    missing_topic = workers.ack(1, topic="nowhere")
     workers.run_iteration()
     assert [frame.kind for frame in [*workers.log.frames.values()][before:]] == [FrameKind.DELETE]
-    assert workers.answers() == [(gone, "topic_not_found")]
+    assert workers.answers() == [(missing_topic, "topic_not_found")]
     workers.written()
     results = {each["cid"]: (each["acked"], each["skipped"]) for each in workers.received()}
     assert results == dict(zip(acks, [(1, []), (1, [3]), (0, [2]), (0, [1])], strict=True))
@@ -130,10 +130,10 @@ async def test_a_call_on_durable_leases_gets_its_reply_when_the_log_has_its_fram
     assert workers.received() == []
     workers.written()
     assert [reply["cid"] for reply in workers.received()] == [number]
-    again = getattr(workers, call)(2, lease_ms=1000)
+    second = getattr(workers, call)(2, lease_ms=1000)
     workers.failed(FULL)
     assert [(reply["cid"], reply["status"]) for reply in workers.received()] == [
-        (again, "not_ready")
+        (second, "not_ready")
     ]
 
 

@@ -80,13 +80,13 @@ async def test_unreadable_records_fail_only_one_claim(
     replies = [each for each in workers.received() if each.get("cid") == waiting]
     assert replies == [{"cid": waiting, "status": APPLICATION_ERROR}]
     workers.jobs(1)
-    assert workers.pages() == [(1, [1])], "the next one in the line"
+    assert workers.pages() == [(1, [1])], "the next claim in the wait list"
 
 
 # Bounds of an iteration
 
 
-async def test_an_iteration_leases_a_bounded_number_of_jobs_and_serves_all_wait_lists_in_turn(
+async def test_an_iteration_leases_a_bounded_number_of_jobs_and_alternates_between_wait_lists(
     workers: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_dispatch, "JOBS_PER_ITERATION", 20)
@@ -232,7 +232,7 @@ async def test_exhausted_jobs_are_reported_and_do_not_use_up_a_claim(workers: Qu
 # Jobs that are moved
 
 
-async def spend(workers: QueueHarness) -> None:
+async def exhausted_queue(workers: QueueHarness) -> None:
     """Create a queue whose only job was delivered as often as allowed."""
     workers.queue(max_deliveries=1, dead_letter="dead")
     workers.jobs(1)
@@ -250,7 +250,7 @@ async def claimed(workers: QueueHarness) -> list[int]:
 
 
 async def test_a_pass_that_finds_an_exhausted_job_moves_it(workers: QueueHarness) -> None:
-    await spend(workers)
+    await exhausted_queue(workers)
     workers.claim()
     assert await claimed(workers) == []
     assert workers.engine.topic("dead").head_seq == 1
@@ -261,11 +261,11 @@ async def test_a_waiting_claim_gets_the_jobs_that_a_changed_config_makes_claimab
     workers: QueueHarness, autojump_clock: MockClock
 ) -> None:
     peers = with_fake_peers(workers)
-    await spend(workers)
+    await exhausted_queue(workers)
     workers.claim(wait_ms=20_000)
     assert await claimed(workers) == []
-    (asked,) = peers.take()
-    asked.answer(TopicFull("full"))
+    (batch,) = peers.take()
+    batch.answer(TopicFull("full"))
     workers.put("q", dead_letter=None)
     assert await claimed(workers) == [1]
 
@@ -280,6 +280,6 @@ async def test_a_waiting_claim_gets_the_jobs_that_could_not_be_redriven(
     await run_log(workers)
     workers.claim(max=5, wait_ms=20_000)
     assert await claimed(workers) == []
-    (asked,) = peers.take()
-    asked.fail(NotReady("away"))
+    (batch,) = peers.take()
+    batch.fail(NotReady("away"))
     assert await claimed(workers) == [1, 2]

@@ -75,13 +75,13 @@ async def moving(harness: ShardHarness, *seqs: int, to: str = "a") -> tuple[Move
 async def test_records_are_appended_first_and_deleted_second(harness: ShardHarness) -> None:
     move, peers = await moving(harness, 1, 3, to="a7")
     frames = len(harness.log.frames)
-    (asked,) = peers.take()
-    assert (asked.shard, asked.params.topic, asked.params.with_seqs) == (7, "a7", False)
+    (batch,) = peers.take()
+    assert (batch.shard, batch.params.topic, batch.params.with_seqs) == (7, "a7", False)
     epoch = harness.engine.topic("q").epoch
-    assert [request["idempotency_key"] for request in asked.requests] == [
+    assert [request["idempotency_key"] for request in batch.requests] == [
         copy_key("redrive", "q", epoch, seq) for seq in (1, 3)
     ]
-    asked.answer()
+    batch.answer()
     await wait_all_tasks_blocked()
     assert [frame.kind for frame in [*harness.log.frames.values()][frames:]] == [FrameKind.DELETE]
     assert not move.is_over, "the delete is not written yet"

@@ -49,7 +49,7 @@ def letters(harness: ShardHarness, *sources: str | None, topic: str = "dead") ->
     return harness.engine.topic(topic)
 
 
-async def answer(harness: ShardHarness) -> dict[str, Any]:
+async def reply(harness: ShardHarness) -> dict[str, Any]:
     """Return the reply to the pending redrive without its performance object."""
     await run_log(harness)
     ((_, body),) = harness.bodies()
@@ -70,7 +70,7 @@ async def test_dead_letters_are_moved_to_the_topics_that_they_name(harness: Shar
         make_queue(harness, name)
     letters(harness, "a", "b", "a")
     redrive(harness, "dead")
-    assert await answer(harness) == {"topic": "dead", "moved": 3, "remaining": 0, "skipped": 0}
+    assert await reply(harness) == {"topic": "dead", "moved": 3, "remaining": 0, "skipped": 0}
     assert (datas(harness, "a"), datas(harness, "b"), datas(harness, "dead")) == ([1, 3], [2], [])
 
 
@@ -88,7 +88,7 @@ async def test_only_the_stamp_is_removed_from_a_moved_record(harness: ShardHarne
     harness.synced()
     harness.answers()
     redrive(harness, "dead")
-    await answer(harness)
+    await reply(harness)
     first, second = records(harness, "a")
     assert (first["data"], first["$tag"], first["meta"]) == ({"n": 1}, "t", {"trace": "z"})
     assert second["data"] == 2
@@ -106,12 +106,12 @@ async def test_a_limit_a_bound_and_a_match_select_the_records(harness: ShardHarn
     harness.synced()
     harness.answers()
     redrive(harness, "dead", match="x", before_seq=8, limit=2)
-    assert counts(await answer(harness)) == (2, 3, 0, None)
+    assert counts(await reply(harness)) == (2, 3, 0, None)
     assert datas(harness, "a") == [0, 2]
     redrive(harness, "dead", match=["tag", "Glob", "y*"])
-    assert counts(await answer(harness)) == (3, 0, 0, None)
+    assert counts(await reply(harness)) == (3, 0, 0, None)
     redrive(harness, "dead", before_seq=6)
-    assert counts(await answer(harness)) == (1, 0, 0, None)
+    assert counts(await reply(harness)) == (1, 0, 0, None)
     assert datas(harness, "dead") == [5, 6, 8]
 
 
@@ -126,11 +126,11 @@ async def test_windows_follow_each_other_up_to_the_limit(
     sizes = []
     for _ in range(3):
         await run_log(harness)
-        (asked,) = peers.take()
-        sizes.append(len(asked.requests))
-        asked.answer()
+        (batch,) = peers.take()
+        sizes.append(len(batch.requests))
+        batch.answer()
     assert sizes == [4, 4, 2]
-    assert counts(await answer(harness)) == (10, 2, 0, None)
+    assert counts(await reply(harness)) == (10, 2, 0, None)
 
 
 async def test_a_window_is_limited_in_bytes(
@@ -142,8 +142,8 @@ async def test_a_window_is_limited_in_bytes(
     letters(harness, *["a"] * 4)
     redrive(harness, "dead")
     await run_log(harness)
-    (asked,) = peers.take()
-    assert len(asked.requests) == 2
+    (batch,) = peers.take()
+    assert len(batch.requests) == 2
 
 
 async def test_records_appended_after_the_request_are_not_moved(harness: ShardHarness) -> None:
@@ -152,9 +152,9 @@ async def test_records_appended_after_the_request_are_not_moved(harness: ShardHa
     redrive(harness, "dead")
     await run_log(harness)
     letters(harness, "a")
-    (asked,) = peers.take()
-    asked.answer()
-    assert counts(await answer(harness)) == (1, 0, 0, None)
+    (batch,) = peers.take()
+    batch.answer()
+    assert counts(await reply(harness)) == (1, 0, 0, None)
     assert harness.seqs("dead") == [2]
 
 
@@ -168,11 +168,11 @@ async def test_leased_jobs_are_skipped_and_the_other_jobs_are_reserved(
     lease_jobs.nack(queue, "worker", [2], None, HOUR_MS, now)
     redrive(harness, "q", to="a")
     await run_log(harness)
-    assert claim(harness, queue) == [], "they are on their way"
-    (asked,) = peers.take()
-    assert [request["records"][0]["data"] for request in asked.requests] == ["free", "fresh"]
-    asked.answer()
-    assert counts(await answer(harness)) == (2, 1, 0, None)
+    assert claim(harness, queue) == [], "the other jobs are reserved for the redrive"
+    (batch,) = peers.take()
+    assert [request["records"][0]["data"] for request in batch.requests] == ["free", "fresh"]
+    batch.answer()
+    assert counts(await reply(harness)) == (2, 1, 0, None)
     assert jobs_of(queue).counters(queue.count) == (0, 1, 0, 0)
 
 
@@ -185,7 +185,7 @@ async def test_records_without_a_target_are_skipped_and_the_others_moved(
     make_queue(harness, "a")
     letters(harness, "a", None, "no name!", "dead", "a")
     redrive(harness, "dead")
-    assert counts(await answer(harness)) == (2, 0, 3, "no_source")
+    assert counts(await reply(harness)) == (2, 0, 3, "no_source")
     assert datas(harness, "dead") == [2, 3, 4]
 
 
@@ -195,7 +195,7 @@ async def test_targets_outside_the_prefixes_of_the_key_are_skipped(harness: Shar
     harness.make("mine.dead")
     letters(harness, "other", "mine.a", topic="mine.dead")
     redrive(harness, "mine.dead", prefixes=["mine."])
-    assert counts(await answer(harness)) == (1, 0, 1, "forbidden")
+    assert counts(await reply(harness)) == (1, 0, 1, "forbidden")
     assert (datas(harness, "other"), datas(harness, "mine.a")) == ([], [2])
 
 
@@ -204,27 +204,27 @@ async def test_records_for_missing_and_full_targets_are_skipped_and_the_others_m
 ) -> None:
     harness.make("full", cap_records=1, discard="reject")
     harness.make("free")
-    letters(harness, "full", "full", "gone", "free")
+    letters(harness, "full", "full", "missing", "free")
     redrive(harness, "dead")
-    assert counts(await answer(harness)) == (2, 0, 2, "topic_full")
+    assert counts(await reply(harness)) == (2, 0, 2, "topic_full")
     assert (datas(harness, "full"), datas(harness, "free"), datas(harness, "dead")) == (
         [1],
         [4],
         [2, 3],
     )
-    assert "gone" not in harness.engine.topics
+    assert "missing" not in harness.engine.topics
 
 
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
-    [("gone", None, "topic_not_found"), (None, "gone", "no_source")],
+    [("missing", None, "topic_not_found"), (None, "missing", "no_source")],
 )
 async def test_the_reported_reason_is_that_of_the_first_skipped_record(
     harness: ShardHarness, first: str | None, second: str | None, reason: str
 ) -> None:
     letters(harness, first, second)
     redrive(harness, "dead")
-    assert counts(await answer(harness)) == (0, 0, 2, reason)
+    assert counts(await reply(harness)) == (0, 0, 2, reason)
 
 
 async def test_a_target_that_has_rejected_copies_gets_no_further_ones(
@@ -236,13 +236,13 @@ async def test_a_target_that_has_rejected_copies_gets_no_further_ones(
     letters(harness, "a1", "b2", "a1", "b2", "a1", "a1")
     redrive(harness, "dead")
     await run_log(harness)
-    for asked in peers.take():
-        asked.answer(*[TopicFull("full") if asked.shard == 1 else None])
+    for batch in peers.take():
+        batch.answer(*[TopicFull("full") if batch.shard == 1 else None])
     await run_log(harness)
-    (asked,) = peers.take()
-    assert (asked.shard, len(asked.requests)) == (2, 1)
-    asked.answer()
-    assert counts(await answer(harness)) == (2, 0, 4, "topic_full")
+    (batch,) = peers.take()
+    assert (batch.shard, len(batch.requests)) == (2, 1)
+    batch.answer()
+    assert counts(await reply(harness)) == (2, 0, 4, "topic_full")
 
 
 @pytest.mark.parametrize("is_queue", [False, True])
@@ -252,27 +252,27 @@ async def test_all_other_records_are_skipped_when_the_only_target_rejects_copies
     """The records are not visited one by one. Leased jobs are excluded."""
     monkeypatch.setattr(redrives, "WINDOW_RECORDS", 2)
     monkeypatch.setattr(redrives, "READ_RECORDS", 2)
-    peers, looked = with_fake_peers(harness), list[int]()
+    peers, visited = with_fake_peers(harness), list[int]()
     harness.make("dead", **({"type": "queue"} if is_queue else {}))
     dead = letters(harness, *[None] * 7)
-    set_aside = claims.reserve
+    reserve = claims.reserve
 
-    def noted(topic: Topic, seqs: list[int], now: Now) -> list[int]:
-        looked.extend(seqs)
-        return set_aside(topic, seqs, now)
+    def note_visited(topic: Topic, seqs: list[int], now: Now) -> list[int]:
+        visited.extend(seqs)
+        return reserve(topic, seqs, now)
 
-    monkeypatch.setattr(claims, "reserve", noted)
+    monkeypatch.setattr(claims, "reserve", note_visited)
     if is_queue:
         assert claim(harness, dead, 4) == [1, 2, 3, 4]
         lease_jobs.nack(dead, "worker", [1, 2, 4], None, 0, harness.loop.context.clock())
     redrive(harness, "dead", to="a")
     await run_log(harness)
-    (asked,) = peers.take()
-    asked.answer(None, TopicNotFound("a"))
+    (batch,) = peers.take()
+    batch.answer(None, TopicNotFound("a"))
     others = (1, 5) if is_queue else (0, 6)
-    assert counts(await answer(harness)) == (1, *others, "topic_not_found")
+    assert counts(await reply(harness)) == (1, *others, "topic_not_found")
     assert harness.seqs("dead") == [2, 3, 4, 5, 6, 7]
-    assert looked == [1, 2]
+    assert visited == [1, 2]
 
 
 async def test_a_redrive_ends_after_too_many_records_that_cannot_be_moved(
@@ -286,15 +286,15 @@ async def test_a_redrive_ends_after_too_many_records_that_cannot_be_moved(
     letters(harness, *[None] * 9)
     for limit, skipped in ((1, 4), (5, 6)):
         redrive(harness, "dead", limit=limit)
-        assert counts(await answer(harness)) == (0, 9 - skipped, skipped, "no_source")
+        assert counts(await reply(harness)) == (0, 9 - skipped, skipped, "no_source")
 
 
-async def test_rejected_jobs_are_claimable_again_as_before(harness: ShardHarness) -> None:
+async def test_rejected_jobs_become_claimable_as_before(harness: ShardHarness) -> None:
     notified: list[Topic] = []
     harness.loop.services.redrives._note_claimable = notified.append
     queue = make_queue(harness, "q", "x", "y")
-    redrive(harness, "q", to="gone")
-    assert counts(await answer(harness)) == (0, 0, 2, "topic_not_found")
+    redrive(harness, "q", to="missing")
+    assert counts(await reply(harness)) == (0, 0, 2, "topic_not_found")
     assert notified[0] is queue
     assert claim(harness, queue) == [1, 2]
 
@@ -313,7 +313,7 @@ def with_skipped(harness: ShardHarness, why: str, skipped: int, movable: int) ->
 async def test_a_redrive_that_has_skipped_records_lasts_until_its_copies_are_settled(
     harness: ShardHarness, why: str
 ) -> None:
-    """No other redrive of the topic begins before, and a backup waits."""
+    """Until then, no other redrive of the topic begins and a backup waits."""
     peers, moves, held = with_fake_peers(harness), harness.loop.context.moves, list[bool]()
     prefixes = with_skipped(harness, why, skipped=20, movable=30)
     one = redrive(harness, "dead", prefixes=prefixes)
@@ -321,21 +321,21 @@ async def test_a_redrive_that_has_skipped_records_lasts_until_its_copies_are_set
     other = redrive(harness, "dead", to="other2")
     moves.hold(lambda: held.append(True))
     await run_log(harness)
-    (asked,) = peers.take()
-    assert (asked.params.topic, len(asked.requests)) == ("a1", 30)
+    (batch,) = peers.take()
+    assert (batch.params.topic, len(batch.requests)) == ("a1", 30)
     assert (harness.bodies(), held) == ([], [])
-    asked.answer()
+    batch.answer()
     await run_log(harness)
-    assert held, "nothing is in flight any more"
+    assert held, "no copy is in flight"
     ((answered, body),) = harness.bodies()
     reason = "no_source" if why == "no source" else "forbidden"
     assert (answered, counts(body)) == (one, (30, 0, 20, reason))
     assert peers.take() == []
     moves.release()
     await run_log(harness)
-    (asked,) = peers.take()
-    assert (asked.params.topic, len(asked.requests)) == ("other2", 20)
-    asked.answer()
+    (batch,) = peers.take()
+    assert (batch.params.topic, len(batch.requests)) == ("other2", 20)
+    batch.answer()
     await run_log(harness)
     ((answered, body),) = harness.bodies()
     assert (answered, counts(body)) == (other, (20, 0, 0, None))
@@ -355,20 +355,20 @@ async def test_a_target_that_rejects_from_the_second_window_on_ends_no_window_ea
     sent, held = 0, list[bool]()
     for window in range(4):
         held.clear()
-        for asked in peers.take():
-            sent += len(asked.requests)
+        for batch in peers.take():
+            sent += len(batch.requests)
             moves.hold(lambda: held.append(True))
             await run_log(harness)
             assert (held, harness.wire.sent) == ([], [])
-            is_refused = window and asked.params.topic == "b2"
-            asked.answer(*[refusal if is_refused else None] * len(asked.requests))
+            is_refused = window and batch.params.topic == "b2"
+            batch.answer(*[refusal if is_refused else None] * len(batch.requests))
         await run_log(harness)
         moves.release()
         await run_log(harness)
     ((_, body),) = harness.bodies()
     moved = 4 if to else 8
     assert counts(body) == (moved, 0, 12 - moved, refusal.code)
-    assert sent == (8 if to else 10), "it is not asked again"
+    assert sent == (8 if to else 10), "the target gets no further copies"
 
 
 async def test_a_pending_window_keeps_its_lock_after_the_reply_to_the_redrive(
@@ -378,14 +378,14 @@ async def test_a_pending_window_keeps_its_lock_after_the_reply_to_the_redrive(
     with_skipped(harness, "no source", skipped=20, movable=3)
     redrive(harness, "dead")
     await run_log(harness)
-    (asked,) = peers.take()
+    (batch,) = peers.take()
     await trio.sleep(redrives.TIME_MAX_S + 0.1)
-    assert counts(await answer(harness)) == (0, 3, 20, "no_source")
+    assert counts(await reply(harness)) == (0, 3, 20, "no_source")
     redrive(harness, "dead", to="other2")
     moves.hold(lambda: held.append(True))
     await run_log(harness)
     assert (peers.take(), held) == ([], [])
-    asked.answer()
+    batch.answer()
     await run_log(harness)
     assert held
     assert harness.seqs("dead") == [*range(1, 21)]
@@ -399,7 +399,7 @@ async def test_a_job_with_an_expired_lease_is_moved(harness: ShardHarness) -> No
         jobs_of(queue).leases.extend([lease.seq], harness.loop.context.clock().ms - 1)
     harness.make("a")
     redrive(harness, "q", to="a")
-    assert counts(await answer(harness)) == (2, 0, 0, None)
+    assert counts(await reply(harness)) == (2, 0, 0, None)
 
 
 # Slices
@@ -433,21 +433,23 @@ async def test_records_are_found_and_counted_in_slices(
         redrive(harness, topic, to="a", match=match, limit=limit)
     await run_log(harness, 60)
     trio.lowlevel.remove_instrument(slices)
-    meant = 100 if match else 200
+    matching_count = 100 if match else 200
     bodies = [body for _, body in harness.bodies()]
     assert len(bodies) == 2
     for body in bodies:
-        assert body["moved"] + body["remaining"] + body["skipped"] == meant
-    assert sum(body["moved"] for body in bodies) == (1 if refuses else min(2 * limit, 2 * meant))
-    assert slices.most == 1
-    assert slices.count > 20, "they are short"
+        assert body["moved"] + body["remaining"] + body["skipped"] == matching_count
+    assert sum(body["moved"] for body in bodies) == (
+        1 if refuses else min(2 * limit, 2 * matching_count)
+    )
+    assert slices.max_per_iteration == 1
+    assert slices.count > 20, "the slices are small"
 
 
 class Slices(trio.abc.Instrument):
-    """Counts the slices that redrives take in each iteration of the loop."""
+    """Count the slices that redrives take in each iteration of the loop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = self.most = self._now = 0
+        self.count = self.max_per_iteration = self._now = 0
         trio.lowlevel.add_instrument(self)
         for name in ("search", "count_slice"):
             monkeypatch.setattr(redrives.Transfer, name, self._counting(name))
@@ -462,7 +464,7 @@ class Slices(trio.abc.Instrument):
         return counted
 
     def before_io_wait(self, timeout: float) -> None:
-        self.most, self._now = max(self.most, self._now), 0
+        self.max_per_iteration, self._now = max(self.max_per_iteration, self._now), 0
 
 
 # Rejected redrives
@@ -492,7 +494,7 @@ async def test_a_redrive_of_a_missing_topic_is_rejected(harness: ShardHarness) -
 async def test_a_redrive_of_an_empty_topic_moves_nothing(harness: ShardHarness) -> None:
     harness.make("dead")
     redrive(harness, "dead")
-    assert counts(await answer(harness)) == (0, 0, 0, None)
+    assert counts(await reply(harness)) == (0, 0, 0, None)
 
 
 # Changes during a redrive
@@ -511,11 +513,11 @@ async def test_a_slow_redrive_gets_its_reply_in_time_and_its_window_is_completed
     await trio.sleep(redrives.TIME_MAX_S - 0.1)
     assert harness.wire.sent == []
     await trio.sleep(0.2)
-    assert counts(await answer(harness)) == (1, 1, 0, None)
+    assert counts(await reply(harness)) == (1, 1, 0, None)
     other.answer()
     await run_log(harness)
     assert harness.seqs("dead") == []
-    assert harness.bodies() == [], "it is answered once"
+    assert harness.bodies() == [], "the redrive gets one reply"
 
 
 async def test_redrives_of_one_topic_run_one_after_another(harness: ShardHarness) -> None:
@@ -525,12 +527,12 @@ async def test_redrives_of_one_topic_run_one_after_another(harness: ShardHarness
     await run_log(harness)
     other = redrive(harness, "dead", to="b")
     await run_log(harness)
-    (asked,) = peers.take()
-    asked.answer()
+    (batch,) = peers.take()
+    batch.answer()
     await run_log(harness)
-    (asked,) = peers.take()
-    assert (asked.params.topic, len(asked.requests)) == ("b", 1)
-    asked.answer()
+    (batch,) = peers.take()
+    assert (batch.params.topic, len(batch.requests)) == ("b", 1)
+    batch.answer()
     await run_log(harness)
     found = [(number, *counts(body)) for number, body in harness.bodies()]
     assert found == [(one, 1, 1, 0, None), (other, 1, 0, 0, None)]
@@ -544,12 +546,12 @@ async def test_a_redrive_that_waits_for_another_gets_its_reply_in_time(
     letters(harness, "a", "a")
     one, other = redrive(harness, "dead"), redrive(harness, "dead")
     await run_log(harness)
-    (asked,) = peers.take()
+    (batch,) = peers.take()
     await trio.sleep(redrives.TIME_MAX_S + 0.1)
     await run_log(harness)
     found = sorted((number, *counts(body)) for number, body in harness.bodies())
     assert found == [(one, 0, 2, 0, None), (other, 0, 2, 0, None)]
-    asked.answer()
+    batch.answer()
     await run_log(harness)
     assert peers.asked == []
 
@@ -568,9 +570,9 @@ async def test_a_redrive_of_a_topic_that_is_deleted_ends_with_the_records_moved_
     harness.delete("dead")
     await run_log(harness)
     harness.answers()
-    (asked,) = peers.take()
-    asked.answer()
-    assert counts(await answer(harness)) == (2, 0, 0, None)
+    (batch,) = peers.take()
+    batch.answer()
+    assert counts(await reply(harness)) == (2, 0, 0, None)
 
 
 async def test_records_of_a_topic_deleted_before_their_selection_are_not_copied(
@@ -595,9 +597,9 @@ async def test_records_deleted_during_a_redrive_are_not_counted(harness: ShardHa
     harness.delete_records("dead", before_seq=3)
     await run_log(harness)
     harness.answers()
-    (asked,) = peers.take()
-    asked.answer()
-    assert counts(await answer(harness)) == (1, 1, 0, None)
+    (batch,) = peers.take()
+    batch.answer()
+    assert counts(await reply(harness)) == (1, 1, 0, None)
 
 
 async def test_a_log_failure_leaves_the_records_in_their_topic(harness: ShardHarness) -> None:
@@ -605,10 +607,10 @@ async def test_a_log_failure_leaves_the_records_in_their_topic(harness: ShardHar
     queue = make_queue(harness, "q", "x", "y")
     redrive(harness, "q", to="a")
     await run_log(harness)
-    (asked,) = peers.take()
-    asked.answer(None, TopicFull("full"))
+    (batch,) = peers.take()
+    batch.answer(None, TopicFull("full"))
     harness.failed(OSError(5, "broken"))
-    assert counts(await answer(harness)) == (0, 0, 2, "not_ready")
+    assert counts(await reply(harness)) == (0, 0, 2, "not_ready")
     assert claim(harness, queue) == [1, 2]
 
 
@@ -626,7 +628,7 @@ async def test_temporarily_unreadable_records_fail_the_redrive_and_stay(
     with monkeypatch.context() as patched:
         patched.setattr(claims, "records_of", records_of)
         await run_log(harness)
-    assert notified == [queue], "who waits for jobs is notified that they are there again"
+    assert notified == [queue], "waiting claimers are notified that the jobs are claimable"
     ((answered, body),) = harness.bodies()
     assert (answered, "code" in body) == (number, True)
     assert claim(harness, queue) == [1]
@@ -646,7 +648,7 @@ async def test_the_disconnect_of_the_front_ends_a_redrive(harness: ShardHarness)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_queue", [False, True])
-async def test_a_crash_between_copy_and_delete_doubles_no_record(
+async def test_a_crash_between_copy_and_delete_duplicates_no_record(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, is_queue: bool
 ) -> None:
     """This holds within the idempotency window of the target."""
@@ -657,11 +659,11 @@ async def test_a_crash_between_copy_and_delete_doubles_no_record(
     first.append("dead", records=[{"data": n, "meta": {FROM: "a"}} for n in range(3)])
     await first.settled()
 
-    async def be_killed(*_: object) -> None:
+    async def never_return(*_: object) -> None:
         await trio.sleep_forever()
 
     # The process is killed before it can delete.
-    monkeypatch.setattr(mover, "_delete", be_killed)
+    monkeypatch.setattr(mover, "_delete", never_return)
     redrive(first, "dead")
     while "a" not in first.engine.topics or first.engine.topic("a").head_seq < 3:
         await trio.lowlevel.checkpoint()
@@ -690,6 +692,6 @@ async def test_a_stopping_shard_moves_no_further_window(
     redrive(harness, "dead")
     await run_log(harness)
     harness.loop.context.is_stopping = True
-    (asked,) = peers.take()
-    asked.answer()
-    assert counts(await answer(harness)) == (1, 1, 0, None)
+    (batch,) = peers.take()
+    batch.answer()
+    assert counts(await reply(harness)) == (1, 1, 0, None)

@@ -67,7 +67,7 @@ def test_only_as_many_claimers_are_served_as_there_are_jobs() -> None:
     line, claimers = line_of(0, *[9] * 8000)
     line.form_cohort(ready=2, jobs_max=10)
     assert list(line.slices or ()) == [[Share(claimer, 1) for claimer in claimers[1:3]]]
-    assert list(line.waiting) == claimers, "nobody has lost a place"
+    assert list(line.waiting) == claimers, "no claimer has lost its position"
     line.form_cohort(ready=0, jobs_max=10)
     assert shares_of(line) == []
 

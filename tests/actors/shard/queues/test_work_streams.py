@@ -113,7 +113,7 @@ async def test_a_page_has_about_one_mib_or_at_least_one_job(workers: QueueHarnes
 # Streams and claims together
 
 
-async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(
+async def test_streams_and_claims_are_served_in_order_from_one_wait_list(
     workers: QueueHarness,
 ) -> None:
     workers.queue()
@@ -133,7 +133,7 @@ async def test_streams_and_claims_are_served_in_turn_from_one_wait_list(
     workers.run_iteration()
     workers.received()
     workers.append("q", 4)
-    assert workers.pages() == [(2, [4])], "it had room first"
+    assert workers.pages() == [(2, [4])], "stream 2 had capacity first"
 
 
 # Ends
@@ -258,7 +258,7 @@ async def test_a_deleted_queue_ends_a_stream_that_has_just_gained_capacity(
     workers.delete("q")
     assert topic.jobs is not None
     topic.jobs.advance(workers.commits.now().ms + 60_000)
-    assert topic.jobs.leases.loosened, "its lease has ended meanwhile"
+    assert topic.jobs.leases.loosened, "its lease has ended in the meantime"
     workers.synced()
     workers.run_iteration()
     assert [message["event"] for message in workers.received() if "event" in message] == [

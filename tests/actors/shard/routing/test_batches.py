@@ -102,9 +102,9 @@ async def test_a_batch_with_bodies_contains_exactly_the_picked_records(
     routed: RoutedShards,
 ) -> None:
     await routed.write("a", [{"data": 1, "tag": "t"}, {"data": "x" * 100, "meta": {"m": 1}}])
-    await routed.write("a", [{"data": 3, "tag": "gone"}])
+    await routed.write("a", [{"data": 3, "tag": "deleted"}])
     await routed.write("a", [{"data": 4, "node": "n"}])
-    await routed.delete_records("a", match=["tag", "Eq", "gone"])
+    await routed.delete_records("a", match=["tag", "Eq", "deleted"])
     await routed.seal("a")
     await routed.append("a", 5)
     found = body(routed, "a", 1)

@@ -87,8 +87,8 @@ class ForwardHarness:
     def with_records(self, params: ForwardParams) -> tuple[ForwardParams, bytes]:
         """Return the forward with the records in its body, as another shard sends it."""
         store, runs = self.shards.loops[0].context.store, decode_runs(params.runs)
-        pieces = [(store.records(run.lsn), run.start, run.stop) for run in runs]
-        flags, count, ext, parts, _ = payload_of(pieces, 1, 1)
+        slices = [(store.records(run.lsn), run.start, run.stop) for run in runs]
+        flags, count, ext, parts, _ = payload_of(slices, 1, 1)
         body = b"".join((struct.pack("<III", flags, count, len(ext)), *parts))
         self.batches += 1
         own, at = [], 0
@@ -143,7 +143,7 @@ async def test_a_forward_that_does_not_start_at_the_cursor_is_refused(
 ) -> None:
     first = harness.params([harness.run(1)], to_seq=3)
     assert await harness.send(first) == [(DONE, 3, 3)]
-    assert await harness.send(first) == [(BEHIND, 3, 3)], "it came twice"
+    assert await harness.send(first) == [(BEHIND, 3, 3)], "the forward is a duplicate"
     ahead = harness.params([harness.run(4, 1)], from_seq=4)
     assert await harness.send(ahead) == [(BEHIND, 3, 3)]
     assert harness.shards.datas("b") == [1, 2, 3]
@@ -256,8 +256,8 @@ async def test_a_dest_accepts_records_up_to_its_cap(
     ]
     assert harness.shards.datas("f") == taken
     if cap < 4:
-        again = harness.params(rows[1:], target, from_seq=cursor, is_stamped=is_stamped)
-        assert await harness.send(again) == [(FULL, cursor, cap)]
+        second = harness.params(rows[1:], target, from_seq=cursor, is_stamped=is_stamped)
+        assert await harness.send(second) == [(FULL, cursor, cap)]
         assert harness.shards.datas("f") == taken
 
 
@@ -384,8 +384,8 @@ async def test_frames_of_one_forward_never_refer_to_another_log_file(
     """
     shards, loop = harness.shards, harness.shards.loops[0]
     dests = [name for name in map("d{:02}".format, range(40)) if not shards.shard_of(name)][:9]
-    for room, name in enumerate(dests, 20):
-        await harness.make(name, cap_records=room, discard="reject")
+    for cap_records, name in enumerate(dests, 20):
+        await harness.make(name, cap_records=cap_records, discard="reject")
     await shards.end_file(0)
     await shards.append("a", *range(60))
     runs = [harness.run(6, index, index + 1) for index in range(0, 60, 2)]

@@ -54,15 +54,15 @@ class MutationsHarness:
 
 async def test_mutations_run_in_the_order_of_their_requests(harness: ShardHarness) -> None:
     mutations_harness = MutationsHarness(harness)
-    asked = [mutations_harness.call_shard() for _ in range(3)]
+    requests = [mutations_harness.call_shard() for _ in range(3)]
     await wait_all_tasks_blocked()
     assert mutations_harness.done == []
     mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert mutations_harness.done == asked
+    assert mutations_harness.done == requests
     later = mutations_harness.call_shard()
     await wait_all_tasks_blocked()
-    assert mutations_harness.done == [*asked, later]
+    assert mutations_harness.done == [*requests, later]
 
 
 async def test_a_hanging_mutation_delays_only_mutations_that_share_a_name(
@@ -109,9 +109,9 @@ async def test_a_failed_mutation_without_a_request_does_not_stop_later_ones(
     broken: Callable[[], Awaitable[None]] = fail
     mutations_harness.mutations.add(["r"], broken)
     mutations_harness.gate.set()
-    asked = mutations_harness.call_shard()
+    requests = mutations_harness.call_shard()
     await wait_all_tasks_blocked()
-    assert mutations_harness.done == [asked]
+    assert mutations_harness.done == [requests]
 
 
 async def test_mutations_of_a_disconnected_caller_do_not_start(harness: ShardHarness) -> None:
@@ -122,10 +122,12 @@ async def test_mutations_of_a_disconnected_caller_do_not_start(harness: ShardHar
     harness.session.close()
     mutations_harness.gate.set()
     await wait_all_tasks_blocked()
-    assert mutations_harness.done == [first], "which was in progress"
+    assert mutations_harness.done == [first], "only the mutation in progress is completed"
 
 
-async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(harness: ShardHarness) -> None:
+async def test_call_shard_returns_the_result_or_raises_the_error_of_a_shard(
+    harness: ShardHarness,
+) -> None:
     context = harness.loop.context
     found = await call_shard(context, 0, TOPIC_LIST, TopicListParams("", None, 9, False, None))
     assert found.items == []
@@ -135,7 +137,7 @@ async def test_ask_returns_the_result_or_raises_the_error_of_a_shard(harness: Sh
         await call_shard(context, 1, TOPIC_GET, TopicGetParams("a", False, 1))
 
 
-async def test_ask_times_out_if_the_shard_does_not_reply(
+async def test_call_shard_times_out_if_the_shard_does_not_reply(
     harness: ShardHarness, autojump_clock: MockClock
 ) -> None:
     mutations_harness, began = MutationsHarness(harness), trio.current_time()

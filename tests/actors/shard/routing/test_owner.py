@@ -45,7 +45,7 @@ def topics_of(shards: Shards) -> set[str]:
     return {name for loop in shards.loops.values() for name in loop.context.engine.topics}
 
 
-def life(shards: Shards, name: str) -> int:
+def id_of(shards: Shards, name: str) -> int:
     """Return the id of the router."""
     return shards.loops[ROUTER_OWNER].context.engine.routers.router(name).id
 
@@ -74,7 +74,7 @@ async def test_a_router_with_a_new_source_begins_at_its_head_and_keeps_its_total
     shards: Shards,
 ) -> None:
     await shards.put("r", "c", "b")
-    earlier = life(shards, "r")
+    earlier = id_of(shards, "r")
     shards.registries[1].totals[earlier] = 5
     await shards.append("a", 1, 2)
     assert (await shards.put("r", "a", "b"))["created"] is False
@@ -112,21 +112,21 @@ async def test_a_changed_router_begins_where_its_previous_incarnation_stopped(
 
 async def test_router_ids_are_not_reused(shards: Shards) -> None:
     await shards.put("r", "c", "b")
-    earlier = life(shards, "r")
+    earlier = id_of(shards, "r")
     await shards.delete("r")
     for shard in range(3):
         await shards.kill(shard)
     for shard in range(3):
         shards.start(shard)
     await shards.put("r", "c", "b")
-    assert life(shards, "r") > earlier
+    assert id_of(shards, "r") > earlier
 
 
 async def test_a_router_continues_unchanged_if_its_change_cannot_be_logged(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await shards.put("r", "c", "b")
-    before = life(shards, "r"), (await shards.get("r"))
+    before = id_of(shards, "r"), (await shards.get("r"))
 
     async def fail(commits: GroupCommit, change: Change) -> OSError:
         commits.engine.undo(change)
@@ -139,7 +139,7 @@ async def test_a_router_continues_unchanged_if_its_change_cannot_be_logged(
     await shards.agree()
     after = await shards.get("r")
     after.pop("performance"), before[1].pop("performance")
-    assert (life(shards, "r"), after) == before
+    assert (id_of(shards, "r"), after) == before
     assert (await shards.put("r", "a", "b"))["source"] == "a"
     assert shards.ends_agree()
 
@@ -164,11 +164,11 @@ async def test_a_router_is_not_changed_while_the_shard_of_its_source_is_unreacha
     shards: Shards,
 ) -> None:
     await shards.put("r", "c", "b")
-    before = life(shards, "r")
+    before = id_of(shards, "r")
     shards.disconnect(ROUTER_OWNER, 1)
     assert isinstance(await shards.put("r", "a", "b"), NotReady)
     assert isinstance(await shards.put("r", "c", "b", preserve_tag=False), NotReady)
-    assert life(shards, "r") == before
+    assert id_of(shards, "r") == before
     shards.connect(ROUTER_OWNER, 1)
     await shards.agree()
     assert shards.registries[1].names == ["r"]
@@ -400,16 +400,16 @@ def names(listed: Any) -> list[str]:
 
 async def test_a_page_of_routers_queries_each_shard_once(shards: Shards) -> None:
     await three(shards)
-    asked = []
+    called_shards = []
 
     def on_message(own: int, to: int, subject: str) -> bool:
         if own == ROUTER_OWNER and subject == ROUTER_STATS.subject:
-            asked.append(to)
+            called_shards.append(to)
         return True
 
     shards.on_message = on_message
     await shards.list_routers()
-    assert asked == [1], "the owner's own shard is called through the loopback"
+    assert called_shards == [1], "the owner's own shard is called through the loopback"
 
 
 async def test_an_unreachable_shard_fails_only_requests_that_need_it(shards: Shards) -> None:
@@ -429,7 +429,7 @@ async def test_a_router_is_shown_only_after_its_pending_change(
     shards.registries[1].totals[1] = 5
     shown: list[Any] = []
 
-    async def look() -> None:
+    async def read() -> None:
         shown.append(await (shards.list_routers() if is_list else shards.get("c->b")))
 
     async def change() -> None:
@@ -441,7 +441,7 @@ async def test_a_router_is_shown_only_after_its_pending_change(
     nursery.start_soon(change)
     while 1 in shards.registries[1].rows:
         await trio.lowlevel.checkpoint()
-    nursery.start_soon(look)
+    nursery.start_soon(read)
     await trio.sleep(0.05)
     assert shown == []
     shards.on_message = lambda *_: True

@@ -28,7 +28,7 @@ class FakePeers:
 
     def __init__(self) -> None:
         self.there = {0, 1}
-        self.asked: list[tuple[int, RouterSyncParams, Callable[[Any], None]]] = []
+        self.requests: list[tuple[int, RouterSyncParams, Callable[[Any], None]]] = []
 
     def shard_of(self, topic: str) -> int:
         return 0 if topic in "ab" else 1
@@ -39,18 +39,18 @@ class FakePeers:
     def call(
         self, shard: int, _call: object, params: RouterSyncParams, _body: bytes, then: Any
     ) -> None:
-        self.asked.append((shard, params, then))
+        self.requests.append((shard, params, then))
 
     def answer(self, answer: TopicsError | None = None, *, orphans: tuple[int, ...] = ()) -> None:
         """Reply to the oldest message."""
-        _, _, then = self.asked.pop(0)
+        _, _, then = self.requests.pop(0)
         then(answer or FakeReply(RouterSyncResult(orphans, [])))
 
     def received(self) -> list[tuple[int, list[int], list[int], bool]]:
         """Return shard, ids, removed ids and `is_all` of each message without a reply."""
         return [
             (shard, [row[0] for row in params.routers], [*params.removed], params.is_all)
-            for shard, params, _ in self.asked
+            for shard, params, _ in self.requests
         ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.actors.shard.test_metrics import made_again
+from tests.actors.shard.test_metrics import as_structs
 from tests.support.quota import Caps
 from tests.support.routing import RoutedShards
 from tests.support.shard import ShardHarness
@@ -82,8 +82,8 @@ class RegistryHarness:
         for row in rows:
             shard = self.shards.shard_of(row.dest)
             if shard != 1:
-                told = RouterSyncParams((row,), (), False)
-                await self.shards.call(ROUTER_SYNC, told, shard=shard)
+                sync = RouterSyncParams((row,), (), False)
+                await self.shards.call(ROUTER_SYNC, sync, shard=shard)
         params = RouterSyncParams(rows, removed, is_all)
         found = await self.shards.call(ROUTER_SYNC, params, shard=1)
         assert isinstance(found, RouterSyncResult), found
@@ -384,7 +384,7 @@ async def routers(
 ) -> tuple[list[RouterMetrics], bool]:
     """Return the routers whose source is on the first shard."""
     params = MetricsParams(prefixes, 0, routers_max)
-    found = made_again(await routed.call(METRICS_READ, params))
+    found = as_structs(await routed.call(METRICS_READ, params))
     assert found.topics == []
     return [*found.routers], found.routers_truncated
 

@@ -73,28 +73,28 @@ async def test_forwards_are_not_sent_in_the_iteration_of_the_commit(routed: Rout
     await routed.route("a>d")
     await routed.settle()
     context = routed.loops[0].context
-    turn, committed_in, asked_in = 0, list[int](), list[int]()
+    iteration, committed_in, sent_in = 0, list[int](), list[int]()
     begin, on_commit = context.begin_iteration, context.commits.on_commit
 
     def begin_iteration() -> None:
-        nonlocal turn
-        turn += 1
+        nonlocal iteration
+        iteration += 1
         begin()
 
     def committed(change: Any) -> None:
         on_commit(change)
-        committed_in.append(turn)
+        committed_in.append(iteration)
 
     def sent_calls(found: SentCall) -> bool:
         if found.subject == FORWARD.subject:
-            asked_in.append(turn)
+            sent_in.append(iteration)
         return True
 
     context.begin_iteration, context.commits.on_commit = begin_iteration, committed  # type: ignore[method-assign]
     routed.on_call = sent_calls
     await routed.write("a", datas(1))
-    await routed.until(lambda: asked_in)
-    assert asked_in[0] > committed_in[0]
+    await routed.until(lambda: sent_in)
+    assert sent_in[0] > committed_in[0]
 
 
 async def test_work_beyond_the_time_of_an_iteration_is_sent_in_the_next(
@@ -408,9 +408,9 @@ async def test_records_deleted_between_attempts_are_not_forwarded(routed: Routed
     await routed.make("a", durability="ephemeral")
     await routed.make("b", cap_records=1, discard="reject")
     await routed.route("a>b")
-    await routed.write("a", [*datas(1), *datas(2, 3, tag="gone"), *datas(4)])
+    await routed.write("a", [*datas(1), *datas(2, 3, tag="deleted"), *datas(4)])
     await routed.until(lambda: routed.datas("b") == [1])
-    await routed.delete_records("a", match=["tag", "Eq", "gone"])
+    await routed.delete_records("a", match=["tag", "Eq", "deleted"])
     await routed.make("b", cap_records=9, discard="reject")
     await routed.settle()
     assert routed.datas("b") == [1, 4]
@@ -427,10 +427,10 @@ async def test_a_retry_copies_no_record_that_was_deleted_or_evicted_in_the_meant
         routed.disconnect(one, other)
     sent = len(routed.sent())
     await routed.write("a", datas(1, 2, 3))
-    await routed.write("c", [*datas(1), *datas(2, tag="gone"), *datas(3)])
+    await routed.write("c", [*datas(1), *datas(2, tag="deleted"), *datas(3)])
     await routed.until(lambda: len(routed.sent()) >= sent + 2)
     await routed.write("a", datas(4))
-    await routed.delete_records("c", match=["tag", "Eq", "gone"])
+    await routed.delete_records("c", match=["tag", "Eq", "deleted"])
     for one, other in ((0, 2), (1, 0)):
         routed.connect(one, other)
     await routed.settle()

@@ -93,7 +93,7 @@ class ClientMachine(RuleBasedStateMachine):
             tuple[list[Any], Callable[[], None]]
         ] = []  # pending replies, and their changes of the model
         self.number = 0
-        self.spoiled: set[Path] = set()
+        self.damaged: set[Path] = set()
         self.client = Sealer(self.folder / "data")
 
     def teardown(self) -> None:
@@ -275,7 +275,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule()
-    def no_room(self) -> None:
+    def fail_without_space(self) -> None:
         """Fail to create the next log file. The pending changes are undone."""
         client = self.client
         client.advance()

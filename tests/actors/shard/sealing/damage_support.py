@@ -15,21 +15,21 @@ from topics.engine.topic import Topic
 from topics.formats.api.diff_body import Diff
 
 
-def walk(client: Sealer, topic: Topic, **asked: Any) -> tuple[list[int], list[tuple[int, int]]]:
+def walk(client: Sealer, topic: Topic, **view: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """Read a topic up to its head. Return the received seqs and the reported damaged gaps."""
     seqs, gaps, cursor = [], [], 0
     while True:
-        page: Page = read(topic, Diff(from_seq=cursor, **asked), client.commits.store)
+        page: Page = read(topic, Diff(from_seq=cursor, **view), client.commits.store)
         shown = [
             record["$seq"]
             for record in msgspec.json.decode(b"[%b]" % b",".join(map(bytes, page.chunks)))
         ]
         if page.tombstone is not None:
-            told = page.tombstone
-            assert told.reason == "damaged"
-            assert cursor < told.gap_from <= told.gap_to <= page.next_from_seq
-            assert all(seq > told.gap_to for seq in shown), "a gap is reported before later records"
-            gaps.append((told.gap_from, told.gap_to))
+            gap = page.tombstone
+            assert gap.reason == "damaged"
+            assert cursor < gap.gap_from <= gap.gap_to <= page.next_from_seq
+            assert all(seq > gap.gap_to for seq in shown), "a gap is reported before later records"
+            gaps.append((gap.gap_from, gap.gap_to))
         seqs += shown
         assert page.unfinished or page.next_from_seq > cursor or page.caught_up, (
             "each page advances the cursor"

@@ -87,7 +87,7 @@ def eager_merges(patch: pytest.MonkeyPatch, segments: int = 2) -> None:
 def small_extents(patch: pytest.MonkeyPatch, records: int) -> None:
     """Let a topic have several extents in each segment."""
     defaults = segment_build.build.__kwdefaults__
-    assert defaults is not None, "it has keyword arguments"
+    assert defaults is not None, "`build` has keyword arguments with defaults"
     patch.setitem(defaults, "extent_records", records)
 
 
@@ -115,40 +115,40 @@ class Sealer(Client):
         self.filled: Counter[str] = Counter()  # writes of a test, by topic
         self.sealing = Sealing(self.shard, self.commits)
         self.in_flight: Coroutine[Any, Any, None] | None = None
-        self._told = LogProgress(self.wal.next_lsn, self.wal.synced_lsn, 0.0, 0.0)
+        self._progress = LogProgress(self.wal.next_lsn, self.wal.synced_lsn, 0.0, 0.0)
         self._sync_to = 0
-        self._news = threading.Condition()
-        self._wal_tell, self._wal_flush = self.wal.writer.state.enqueue, self.wal.flush
-        self.wal.writer.state.enqueue, self.wal.flush = self._tell, self._flush  # type: ignore[method-assign]
+        self._progress_changed = threading.Condition()
+        self._wal_enqueue, self._wal_flush = self.wal.writer.state.enqueue, self.wal.flush
+        self.wal.writer.state.enqueue, self.wal.flush = self._enqueue, self._flush  # type: ignore[method-assign]
 
     # Each flush waits for the writer's thread, so that each step sees the same state in every run.
 
-    def _tell(self, progress: LogProgress) -> None:
-        with self._news:
-            self._wal_tell(progress)
-            self._told = progress
-            self._news.notify_all()
+    def _enqueue(self, progress: LogProgress) -> None:
+        with self._progress_changed:
+            self._wal_enqueue(progress)
+            self._progress = progress
+            self._progress_changed.notify_all()
 
     def _flush(self, *, sync: bool, immediate: bool = True) -> LogProgress | None:
         progress = self._wal_flush(sync=sync, immediate=immediate)
         self._sync_to = self.wal._start if sync else self._sync_to
-        with self._news:
-            self._told = progress or self._told
-            self._news.wait_for(self._is_at_rest)
+        with self._progress_changed:
+            self._progress = progress or self._progress
+            self._progress_changed.wait_for(self._is_idle)
         return progress
 
-    def _is_at_rest(self) -> bool:
-        told = self._told
-        return told.error is not None or (
-            told.written >= self.wal._start and told.synced >= self._sync_to
+    def _is_idle(self) -> bool:
+        progress = self._progress
+        return progress.error is not None or (
+            progress.written >= self.wal._start and progress.synced >= self._sync_to
         )
 
     def advance(self) -> None:
-        """Commit what the writer has done."""
-        error = self._told.error
+        """Commit the changes that the writer has written."""
+        error = self._progress.error
         self.commits.advance()
         if isinstance(error, NoSpace):
-            self._told = replace(self._told, error=None)
+            self._progress = replace(self._progress, error=None)
             self._sync_to = self.wal.synced_lsn
 
     def step(self) -> bool:
@@ -180,18 +180,18 @@ class Sealer(Client):
         while self.step():
             pass
 
-    def give_up(self) -> None:
+    def cancel_round(self) -> None:
         """Cancel the current round, as a stop does."""
         if self.in_flight is not None:
             self.in_flight.close()
             self.in_flight = None
 
     def kill(self) -> None:
-        self.give_up()
+        self.cancel_round()
         super().kill()
 
     def stop(self) -> None:
-        self.give_up()
+        self.cancel_round()
         self.wal.stop()
         self.sealing.write_last()
         self.shard.segments.maps.close()
@@ -201,7 +201,7 @@ class Sealer(Client):
         return Sealer(self.path, **{"now": self.now, "file_bytes": self.wal.file_bytes, **options})
 
     def page(self, name: str, from_seq: int = 0) -> Page:
-        asked = Diff(
+        view = Diff(
             from_seq=from_seq,
             limit=100_000,
             include_tags=True,
@@ -211,7 +211,7 @@ class Sealer(Client):
         topic = self.engine.topic(name)
         for seq in range(from_seq, topic.next_seq + 2, 1 + topic.next_seq // 16):
             self.commits.store.prefetch(topic, seq)  # of existing and of removed records
-        return read(topic, asked, self.commits.store)
+        return read(topic, view, self.commits.store)
 
     def shown(self, name: str) -> list[dict[str, Any]]:
         """Return all records with all members."""
@@ -229,10 +229,10 @@ class Sealer(Client):
 def ended(client: Sealer) -> Iterator[Sealer]:
     """Yield the client. Kill it afterwards, unless the test has stopped or killed it."""
     yield client
-    client.give_up()
+    client.cancel_round()
     if client.wal.writer._thread.is_alive():
         client.kill()
-    # The test may have read since, and a `Sealer` is in a reference cycle.
+    # The test may have mapped segments since the kill, and a `Sealer` is in a reference cycle.
     client.shard.segments.maps.close()
 
 
@@ -256,7 +256,7 @@ def copy(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target))
 
 
-def spoil(path: Path) -> None:
+def damage_newest_checkpoint(path: Path) -> None:
     """Damage the newest checkpoint."""
     newest = finished(path)[-1]
     data = bytearray(newest.read_bytes())
@@ -329,13 +329,13 @@ def sealed(client: Sealer, name: str) -> bool:
     return any(is_extent(locator) for locator in locators)
 
 
-def survives_a_kill(client: Sealer, before: Seen) -> None:
+def check_kill_and_restart(client: Sealer, before: Seen) -> None:
     """Check that a kill and a start do not change the observable state."""
     client.kill()
-    comes_back(client, before)
+    check_restart(client, before)
 
 
-def comes_back(client: Sealer, before: Seen) -> None:
+def check_restart(client: Sealer, before: Seen) -> None:
     """Check that a start of the stopped or killed shard restores the observable state."""
     again = client.again()
     assert seen(again) == before
@@ -370,5 +370,5 @@ def free_all(client: Sealer) -> int:
         client.sealing.checkpoints.written_at = float("-inf")
         client.seal()
         rounds += 1
-        assert rounds < 8, "it terminates"
+        assert rounds < 8, "freeing ends after a few rounds"
     return rounds

@@ -73,17 +73,17 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_permanently(
     hurt_bytes = first.read_bytes()
     small.checkpoint()
     expected = damaged_by(header)
-    for life in range(3):
+    for run_number in range(3):
         for name in ("a", "b"):
             topic = small.engine.topic(name)
             head = topic.head_seq
             seqs, gaps = walk(small, topic)
-            assert gaps == expected.get(topic.id, []), life
-            assert seqs == sorted({*range(1, head + 1)} - lost(gaps)), life
+            assert gaps == expected.get(topic.id, []), run_number
+            assert seqs == sorted({*range(1, head + 1)} - lost(gaps)), run_number
             assert topic.count == len(seqs)
         assert findings(small.path) == []
         assert Path(f"{first}.damaged").exists()
-        if life == 0:
+        if run_number == 0:
             assert (str(first), offset) in [
                 (log["path"], log["offset"]) for log in stepping if log["event"] == "data damaged"
             ]
@@ -93,7 +93,7 @@ def test_a_damaged_frame_is_never_sealed_and_its_loss_is_reported_permanently(
             small.checkpoint()
             small.checkpoint()
             assert not first.exists(), "no checkpoint needs it any longer"
-        if life == 1:
+        if run_number == 1:
             small.stop()
             small = small.again()
     assert Path(f"{first}.damaged").read_bytes() == hurt_bytes, "its space is not reused"
@@ -116,12 +116,12 @@ def test_pages_read_ahead_are_void_when_a_frame_is_found_damaged(small: Sealer) 
     two_topics(small)
     first = first_log(small.path)
     header = next(header for header in frames_of(first) if header.kind == FrameKind.APPEND)
-    words = Board(1).heads(0)
-    writer, reader = HeadSlotWriter(words), HeadSlotReader(words)
+    head_cells = Board(1).heads(0)
+    writer, reader = HeadSlotWriter(head_cells), HeadSlotReader(head_cells)
 
     def committed(change: Change) -> None:
-        for tell in change.topic.followers:
-            tell(change)
+        for notify in change.topic.followers:
+            notify(change)
 
     small.commits.on_commit = committed
     mark = writer.mark(small.engine.by_id[header.topic_id])
@@ -137,12 +137,12 @@ def test_a_topic_reports_its_damage_after_it_is_configured_again(small: Sealer) 
     flip(first, FILE_HEADER_BYTES + header.lsn + FRAME_HEADER_BYTES)
     small.checkpoint()
     topic = small.engine.by_id[header.topic_id]
-    _, told = walk(small, topic)
-    assert told == damaged_by(header)[topic.id]
+    _, reported = walk(small, topic)
+    assert reported == damaged_by(header)[topic.id]
     small.put(topic.name, ttl_ms=3_600_000)
     small.kill()
     small = small.again()
-    assert walk(small, small.engine.topic(topic.name))[1] == told
+    assert walk(small, small.engine.topic(topic.name))[1] == reported
     small.put(topic.name, ttl_ms=0, cap_records=3)
     page = small.page(topic.name)
     assert page.tombstone is not None
@@ -156,7 +156,7 @@ def test_a_damaged_write_stays_lost_when_its_segment_fails_and_the_shard_restart
 ) -> None:
     small.append("a", "before")
     blob = append_streamed(small, "a", *["x" * 3000] * 10)
-    small.append("a", "behind")
+    small.append("a", "after")
     small.stop()
     flip(blob, 20_000)
     small = small.again()

@@ -31,18 +31,18 @@ def test_a_checkpoint_is_abandoned_when_a_full_disk_undoes_changes(
     client = Client(tmp_path / "data")
     client.append("a", "stays")
     before, wal = client.wal.next_lsn, client.wal
-    going = delete_topic.decide(client.engine.table, "a", False, client.now)
-    assert going is not None
-    client.commits.submit(going, None)
+    deletion = delete_topic.decide(client.engine.table, "a", False, client.now)
+    assert deletion is not None
+    client.commits.submit(deletion, None)
 
-    def no_room(*, sync: bool, immediate: bool) -> None:
+    def fail_flush(*, sync: bool, immediate: bool) -> None:
         assert sync
         assert not immediate
-        client.commits._roll_back(NoSpace(errno.ENOSPC, "no room"))
+        client.commits._roll_back(NoSpace(errno.ENOSPC, "no space"))
         wal.resume(before)
 
     with monkeypatch.context() as patch:
-        patch.setattr(wal, "flush", no_room)
+        patch.setattr(wal, "flush", fail_flush)
         with pytest.raises(OSError, match="undone"):
             run(Sealing(client.shard, client.commits).checkpoint())
     client.kill()

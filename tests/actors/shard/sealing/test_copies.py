@@ -13,14 +13,14 @@ import pytest
 from tests.actors.shard.sealing.damage_support import flip, walk
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    comes_back,
+    check_restart,
+    damage_newest_checkpoint,
     ended,
     fill,
     findings,
     free_all,
     sealed,
     seen,
-    spoil,
 )
 from tests.support.forwarding import RECORDS, forward, forward_named
 from tests.support.log import append_streamed
@@ -75,7 +75,7 @@ def test_copies_are_recovered_after_their_source_is_deleted(client: Sealer, end:
     client.delete("src")
     before = seen(client)
     getattr(client, end)()
-    comes_back(client, before)
+    check_restart(client, before)
 
 
 def test_a_start_from_the_older_checkpoint_finds_all_copies(client: Sealer) -> None:
@@ -87,8 +87,8 @@ def test_a_start_from_the_older_checkpoint_finds_all_copies(client: Sealer) -> N
     client.checkpoint()
     assert seen(client) == before
     client.kill()
-    spoil(client.path)
-    comes_back(client, before)
+    damage_newest_checkpoint(client.path)
+    check_restart(client, before)
 
 
 def test_a_log_file_with_payloads_is_freed_like_any_other(client: Sealer) -> None:
@@ -102,7 +102,7 @@ def test_a_log_file_with_payloads_is_freed_like_any_other(client: Sealer) -> Non
     assert client.wal.oldest_lsn > run.lsn
     before = seen(client)
     client.kill()
-    comes_back(client, before)
+    check_restart(client, before)
 
 
 def test_a_blob_is_kept_while_copies_of_its_records_need_it(client: Sealer) -> None:
@@ -135,16 +135,16 @@ def test_copies_of_a_damaged_payload_are_lost_and_never_sealed(
     Copies in other frames remain.
     """
     forward(client, DESTS)
-    hurt = forward(client, DESTS)
-    forward_named(client, DESTS, Run(hurt, 0, 0, 3))
+    damaged_lsn = forward(client, DESTS)
+    forward_named(client, DESTS, Run(damaged_lsn, 0, 0, 3))
     forward(client, DESTS)
-    file = client.wal.file(hurt)
-    offset = file.offset(hurt)
+    file = client.wal.file(damaged_lsn)
+    offset = file.offset(damaged_lsn)
     fill(client, "other", rounds=80)
     flip(file.path, offset + FRAME_HEADER_BYTES + 150)
     free_all(client)
-    told = [event for event in stepping if event["event"] == "data damaged"]
-    assert [(event["path"], event["offset"]) for event in told] == [(str(file.path), offset)]
+    events = [event for event in stepping if event["event"] == "data damaged"]
+    assert [(event["path"], event["offset"]) for event in events] == [(str(file.path), offset)]
     for name in DESTS:
         for _ in range(2):
             seqs, gaps = walk(client, client.engine.topic(name))

@@ -49,7 +49,7 @@ def extents(client: Sealer) -> list[tuple[Segment, Any]]:
     ]
 
 
-def hurt(client: Sealer, segment: Segment, offset: int) -> None:
+def damage_at(client: Sealer, segment: Segment, offset: int) -> None:
     flip(segment.path, offset)
     segment.checked[:] = bytes(
         len(segment.checked)
@@ -69,7 +69,7 @@ def damaged_seqs(client: Sealer, segment: Segment, extent: int, chunk: int) -> s
     )
     ends = [0, *view.ends]
     begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, entry.blob_bytes)
-    hurt(client, segment, entry.offset + (begin + end) // 2)
+    damage_at(client, segment, entry.offset + (begin + end) // 2)
     return {
         entry.first_seq + at
         for at in range(entry.record_count)
@@ -95,16 +95,16 @@ def test_a_reader_receives_every_intact_record_and_a_report_of_the_others(
             damaged |= damaged_seqs(client, segment, 0, chunk)
     for _ in range(6):
         mine = rng.random() < 0.5
-        asked = {
+        view = {
             "limit": rng.choice([1, 7, 1000]),
             "max_batch_bytes": rng.choice([1, 50_000, 1 << 20]),
             "include_tags": rng.random() < 0.5,
             "include_data": rng.random() < 0.7,
             "nodes": frozenset({"me"}) if mine else frozenset(),
         }
-        seqs, gaps = walk(client, topic, **asked)
+        seqs, gaps = walk(client, topic, **view)
         wanted = {seq for seq in range(1, 401) if seq not in deleted and not (mine and seq % 2)}
-        assert seqs == sorted(wanted - damaged), asked
+        assert seqs == sorted(wanted - damaged), view
         assert lost(gaps) & wanted == wanted & damaged
         assert all({first, last} <= wanted & damaged for first, last in gaps), (
             "the first and last seq of a gap are lost"
@@ -132,12 +132,12 @@ def test_damaged_tables_cost_the_live_records_of_their_extent_as_one_gap(
     client.delete_records("a", before_seq=5)
     (segment, entry), *_ = extents(client)
     assert entry.first_seq == 1
-    hurt(client, segment, entry.tables_at + 5)
+    damage_at(client, segment, entry.tables_at + 5)
     seqs, gaps = walk(client, client.engine.topic("a"))
     assert gaps == [(5, entry.record_count)]
     assert seqs == [*range(entry.record_count + 1, 401)]
-    told = [log for log in stepping if log["event"] == "data damaged"]
-    assert [(log["path"], log["offset"]) for log in told] == [
+    events = [log for log in stepping if log["event"] == "data damaged"]
+    assert [(log["path"], log["offset"]) for log in events] == [
         (str(segment.path), entry.tables_at)
     ], "logged once, regardless of the number of readers"
 
@@ -180,17 +180,17 @@ def test_caps_age_and_deletes_work_next_to_damaged_records_and_across_them(
     (segment, entry), *_ = extents(client)
     end = entry.record_count
     if part == "tables":
-        hurt(client, segment, entry.tables_at + 5)
+        damage_at(client, segment, entry.tables_at + 5)
     else:
         for chunk in range(-(-entry.blob_bytes // CHUNK_BYTES)):
-            hurt(client, segment, entry.offset + chunk * CHUNK_BYTES)
+            damage_at(client, segment, entry.offset + chunk * CHUNK_BYTES)
     count, size = topic.count, topic.bytes
     assert count == 400
     assert client.delete_records("a", before_seq=11) == 10
     assert (topic.count, topic.start_seq) == (390, 11)
     assert 0 < topic.bytes < size
     assert client.delete_records("a", match=["tag", "Glob", "t*"]) >= 400 - end, (
-        "what cannot be told to match stays"
+        "records with an unreadable tag are kept"
     )
     client.put("a", cap_records=5)
     for number in range(30):
@@ -208,7 +208,7 @@ def test_damaged_records_finally_expire_by_age(client: Sealer, part: str) -> Non
     topic = client.engine.topic("a")
     (segment, entry), *_ = extents(client)
     if part == "tables":
-        hurt(client, segment, entry.tables_at + 5)
+        damage_at(client, segment, entry.tables_at + 5)
     else:
         damaged_seqs(client, segment, 0, 1)
     client.put("a", ttl_ms=3_000)

@@ -17,9 +17,9 @@ from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     by_hand,
     copy,
+    damage_newest_checkpoint,
     ended,
     finished,
-    spoil,
 )
 from tests.support.log import LossyDisk
 from topics.engine.changes import delete_records
@@ -202,12 +202,12 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_completely_or_n
     not durable.
     """
     monkeypatch.setattr(delete_records, "SLICE_RECORDS", slice_records)
-    going_on, steps, slices = True, 0, 0
-    while going_on:
+    continues, steps, slices = True, 0, 0
+    while continues:
         append(client, 3)
         sync(client)
         client.in_flight = client.sealing.checkpoint()
-        going_on = all(client.step() for _ in range(steps))
+        continues = all(client.step() for _ in range(steps))
         moments = [seen(client)]
         before_seq = client.engine.topic("a").head_seq - 2
         rest = delete(client, ODD if steps % 2 else EVEN, before_seq)
@@ -215,7 +215,7 @@ def test_at_any_step_of_a_checkpoint_a_slice_of_a_delete_is_lost_completely_or_n
         while True:
             left = lose_power(client, disk, tmp_path / "after")
             if kept == "older" and len(finished(left)) > 1:
-                spoil(left)
+                damage_newest_checkpoint(left)
             assert seen_after_start(left, moments[0]["head"]) in moments, steps
             if rest is not None:
                 rest, slices = delete_more(client, rest), slices + 1

@@ -11,6 +11,7 @@ import pytest
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
+    check_kill_and_restart,
     delete,
     extents,
     files,
@@ -18,7 +19,6 @@ from tests.actors.shard.sealing.sealing_support import (
     findings,
     free_all,
     seen,
-    survives_a_kill,
 )
 from tests.support.log import failing
 from topics.actors.shard.sealing import rewriting
@@ -53,9 +53,9 @@ FAILING: list[tuple[Any, str]] = [
 def test_an_error_changes_nothing_and_a_later_round_succeeds(
     where: Any, what: str, code: int, client: Sealer
 ) -> None:
-    fill(client, "a", "b", "gone", rounds=10)
+    fill(client, "a", "b", "deleted", rounds=10)
     client.checkpoint()
-    client.delete("gone")
+    client.delete("deleted")
     delete(client, "a", before_seq=12)
     fill(client, "b", rounds=6)
     before, failures = seen(client), 0
@@ -84,7 +84,7 @@ def test_an_error_changes_nothing_and_a_later_round_succeeds(
     )
     assert len(os.listdir("/proc/self/fd")) <= fds  # noqa: PTH208
     assert findings(client.path) == []
-    survives_a_kill(client, before)
+    check_kill_and_restart(client, before)
 
 
 def test_a_segment_that_reads_back_differently_is_written_again(
@@ -102,7 +102,7 @@ def test_a_segment_that_reads_back_differently_is_written_again(
     client.seal()
     assert extents(client)
     assert seen(client) == before
-    survives_a_kill(client, before)
+    check_kill_and_restart(client, before)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -128,7 +128,7 @@ def test_a_flag_that_the_disk_refuses_takes_effect_immediately_and_is_written_la
     client.checkpoint()
     assert not client.shard.segments.flags._queue
     assert seen(client) == before
-    survives_a_kill(client, before)
+    check_kill_and_restart(client, before)
 
 
 def test_after_a_failed_sync_all_flags_are_written_again(

@@ -17,8 +17,10 @@ import pytest
 from tests.actors.shard.sealing.damage_support import flip, lost, walk
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    comes_back,
+    check_kill_and_restart,
+    check_restart,
     copy,
+    damage_newest_checkpoint,
     delete,
     eager_merges,
     extents,
@@ -28,8 +30,6 @@ from tests.actors.shard.sealing.sealing_support import (
     free_all,
     seen,
     small_extents,
-    spoil,
-    survives_a_kill,
 )
 from tests.support.log import failing
 from topics.actors.shard.sealing import merging, rewriting, sealing
@@ -128,7 +128,7 @@ def test_files_and_extents_are_bounded_by_the_live_records_for_any_length_of_his
     assert client.sealing.rewriting.merged > 100
     assert max(counts) <= 24
     assert len(extents(client)) <= 2 * len(SLOW) + 10
-    survives_a_kill(client, seen(client))
+    check_kill_and_restart(client, seen(client))
 
 
 @pytest.mark.usefixtures("eager")
@@ -141,7 +141,7 @@ def test_a_merge_changes_nothing_that_readers_or_writers_notice(aged: Sealer) ->
     free_all(aged)
     assert len(files(aged.path, "segment")) == len(segments_of(aged))
     assert findings(aged.path) == []
-    survives_a_kill(aged, before)
+    check_kill_and_restart(aged, before)
 
 
 def test_an_idle_shard_whose_records_are_deleted_shrinks(
@@ -167,7 +167,7 @@ def test_an_idle_shard_whose_records_are_deleted_shrinks(
     free_all(client)
     assert sum(path.stat().st_size for path in files(client.path, "segment")) < before / 3
     assert len(client.shown("a")) == 80
-    survives_a_kill(client, seen(client))
+    check_kill_and_restart(client, seen(client))
 
 
 @pytest.mark.usefixtures("eager")
@@ -201,7 +201,7 @@ def test_an_install_runs_in_steps_of_some_extents_and_a_stop_completes_it(
     client.stop()
     assert len(parts) > 4
     assert max(parts) <= 3
-    comes_back(client, before)
+    check_restart(client, before)
 
 
 # Crashes
@@ -210,9 +210,9 @@ def test_an_install_runs_in_steps_of_some_extents_and_a_stop_completes_it(
 @pytest.mark.usefixtures("eager")
 def test_a_kill_between_any_two_steps_loses_nothing(aged: Sealer, tmp_path: Path) -> None:
     before, number = seen(aged), 0
-    going_on = True
-    while going_on:
-        going_on = aged.step()
+    continues = True
+    while continues:
+        continues = aged.step()
         number += 1
         if number % 3 and not aged.sealing.rewriting.is_installing:
             continue
@@ -221,7 +221,7 @@ def test_a_kill_between_any_two_steps_loses_nothing(aged: Sealer, tmp_path: Path
     for _ in range(3):
         aged.checkpoint()
         _starts_alike(aged, tmp_path / "copy", before)
-        _starts_alike(aged, tmp_path / "copy", before, damage=spoil)
+        _starts_alike(aged, tmp_path / "copy", before, damage=damage_newest_checkpoint)
 
 
 def _starts_alike(
@@ -245,10 +245,10 @@ def test_changes_during_a_merge_are_applied_to_the_merged_segment(
     aged: Sealer, steps: int, how: str
 ) -> None:
     for number in range(1, 400):
-        going_on = aged.step()
+        continues = aged.step()
         if number % steps == 0:
             _change(aged, number)
-        if not going_on:
+        if not continues:
             break
     before = seen(aged)
     if steps % 2:
@@ -256,7 +256,7 @@ def test_changes_during_a_merge_are_applied_to_the_merged_segment(
         free_all(aged)
         assert seen(aged) == before
     getattr(aged, how)()
-    comes_back(aged, before)
+    check_restart(aged, before)
 
 
 def _change(client: Sealer, number: int) -> None:
@@ -284,20 +284,22 @@ def test_no_segment_remains_if_all_records_are_deleted_during_a_merge(
 ) -> None:
     original = getattr(Rewriting, step)
 
-    def after_all_went(rewriting: Rewriting, sources: LogFile | Segments, *arguments: Any) -> Any:
+    def after_all_deleted(
+        rewriting: Rewriting, sources: LogFile | Segments, *arguments: Any
+    ) -> Any:
         if isinstance(sources, Segments):
             for name in aged.engine.topics:
                 delete(aged, name, before_seq=1 << 40)
         return original(rewriting, sources, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rewriting, step, after_all_went)
+        patch.setattr(Rewriting, step, after_all_deleted)
         aged.seal()
     assert aged.sealing.rewriting.merged
     free_all(aged)
     assert files(aged.path, "segment") == []
     assert findings(aged.path) == []
-    survives_a_kill(aged, seen(aged))
+    check_kill_and_restart(aged, seen(aged))
 
 
 # Errors
@@ -309,13 +311,13 @@ def test_no_segment_remains_if_all_records_are_deleted_during_a_merge(
 def test_a_failed_merge_leaves_no_files_and_a_later_round_merges(
     aged: Sealer, where: Any, what: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, standing = seen(aged), files(aged.path, "segment")
+    before, files_before = seen(aged), files(aged.path, "segment")
     with monkeypatch.context() as patch:
         failures = _fail(patch, where, what, error)
         aged.seal()
         assert failures
         assert not aged.sealing.rewriting.merged
-        assert files(aged.path, "segment") == standing
+        assert files(aged.path, "segment") == files_before
         assert seen(aged) == before
         _continues_sealing(aged)
     before = seen(aged)
@@ -324,7 +326,7 @@ def test_a_failed_merge_leaves_no_files_and_a_later_round_merges(
     free_all(aged)
     assert findings(aged.path) == []
     assert seen(aged) == before
-    survives_a_kill(aged, before)
+    check_kill_and_restart(aged, before)
     error.__traceback__ = None  # a parameter outlives the test, and its frames hold mapped files
 
 
@@ -401,7 +403,7 @@ def test_a_complete_merged_segment_is_installed_despite_disk_errors(
     else:
         aged.kill()
     assert findings(aged.path) == []
-    comes_back(aged, before)
+    check_restart(aged, before)
 
 
 @pytest.mark.usefixtures("eager")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    comes_back,
+    check_restart,
     copy,
     delete,
     eager_merges,
@@ -39,10 +39,10 @@ WAIT_S = 60.0
 
 def pinned(client: Sealer) -> Pin:
     """Return a pin that a round has applied to a new checkpoint."""
-    pin, told = Pin(), list[OSError | None]()
-    client.sealing.request_checkpoint(pin, told.append)
+    pin, results = Pin(), list[OSError | None]()
+    client.sealing.request_checkpoint(pin, results.append)
     client.seal()
-    assert told == [None]
+    assert results == [None]
     assert pin.checkpoint is not None
     return pin
 
@@ -65,7 +65,7 @@ def test_files_of_a_pinned_checkpoint_are_kept(
     eager_merges(monkeypatch)
     client.put("blob")
     blob = append_streamed(client, "blob", *range(20))
-    fill(client, "a", "b", "gone", rounds=30)
+    fill(client, "a", "b", "deleted", rounds=30)
     client.seal()
     second = append_streamed(client, "blob", *range(20))
     pin = pinned(client)
@@ -76,7 +76,7 @@ def test_files_of_a_pinned_checkpoint_are_kept(
         fill(client, "a", "b", rounds=20)
         client.seal()
         client.checkpoint()
-    client.delete("gone")
+    client.delete("deleted")
     client.delete("blob")
     client.checkpoint()
     assert {path for path in kept if not path.exists()} == set()
@@ -104,7 +104,7 @@ def test_a_start_treats_a_pinned_checkpoint_like_any_other(client: Sealer, tmp_p
     before = seen(client)
     client.kill()
     other = copy(client.path, tmp_path / "copy")
-    comes_back(client, before)
+    check_restart(client, before)
     again = Sealer(other, now=Now(client.now.ts, client.now.ms))
     fill(again, "a", rounds=40)
     free_all(again)
@@ -243,10 +243,10 @@ def test_a_log_without_space_breaks_the_pin(
 
 def test_a_failed_checkpoint_pins_nothing(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, "a")
-    told = list[OSError | None]()
+    results = list[OSError | None]()
     monkeypatch.setattr(checkpoints.CheckpointWriter, "finish", failing(errno.EIO))
-    client.sealing.request_checkpoint(Pin(), told.append)
+    client.sealing.request_checkpoint(Pin(), results.append)
     with pytest.raises(OSError):  # the checkpoint of the round itself fails, too
         client.seal()
-    assert [error.errno for error in told if error is not None] == [errno.EIO]
+    assert [error.errno for error in results if error is not None] == [errno.EIO]
     assert client.sealing.reclaim.pin is None

@@ -46,7 +46,7 @@ def of(client: Sealer, name: str = "q") -> Known:
 
 def lose(client: Sealer) -> None:
     """Undo the pending changes, as on a full disk."""
-    client.commits._roll_back(NoSpace(errno.ENOSPC, "no room"))
+    client.commits._roll_back(NoSpace(errno.ENOSPC, "no space"))
     client.wal.resume(client.wal._start)
 
 

@@ -11,15 +11,15 @@ from tests.actors.shard.sealing.sealing_support import (
     FILE_BYTES,
     Sealer,
     Seen,
-    comes_back,
+    check_restart,
     copy,
+    damage_newest_checkpoint,
     delete,
     files,
     fill,
     findings,
     free_all,
     seen,
-    spoil,
 )
 from tests.support.log import append_streamed, failing
 from topics.formats.disk.wal import FILE_HEADER_BYTES
@@ -48,9 +48,9 @@ def test_the_space_of_deletes_is_freed_on_a_full_disk(
 def test_space_is_freed_after_two_checkpoints_and_an_idle_shard_writes_none(
     client: Sealer,
 ) -> None:
-    used, before = mostly_gone(client)
+    used, before = mostly_deleted(client)
     assert free_all(client) <= 3
-    assert room(client) < used * 0.6
+    assert disk_bytes(client) < used * 0.6
     assert len(files(client.path, "checkpoint")) == checkpoints.CHECKPOINTS_KEPT
     assert len([path for path in files(client.path, "wal") if path.suffix == ".wal"]) <= 3
     assert (
@@ -62,34 +62,34 @@ def test_space_is_freed_after_two_checkpoints_and_an_idle_shard_writes_none(
         client.sealing.checkpoints.written_at = float("-inf")
         client.seal()
     assert client.sealing.checkpoints.written == written, "an idle shard writes no checkpoints"
-    delete(client, "stays", before_seq=1 << 40)
+    delete(client, "kept", before_seq=1 << 40)
     assert free_all(client) <= 3
-    assert room(client) < used * 0.2
+    assert disk_bytes(client) < used * 0.2
 
 
-def room(client: Sealer) -> int:
+def disk_bytes(client: Sealer) -> int:
     return sum(path.stat().st_blocks * 512 for path in files(client.path, "segment"))
 
 
-def mostly_gone(client: Sealer) -> tuple[int, Seen]:
+def mostly_deleted(client: Sealer) -> tuple[int, Seen]:
     """Seal three topics and delete more than half of the records. Return the space used before and
     the observable state after.
     """
-    fill(client, "stays", "goes", "shrinks", rounds=40, size=300)
+    fill(client, "kept", "deleted", "shrinks", rounds=40, size=300)
     client.seal()
-    used = room(client)
-    client.delete("goes")
+    used = disk_bytes(client)
+    client.delete("deleted")
     delete(client, "shrinks", before_seq=60)
     return used, seen(client)
 
 
 @pytest.mark.slow
 def test_space_that_was_not_freed_before_a_kill_is_freed_after_the_start(client: Sealer) -> None:
-    used, before = mostly_gone(client)
+    used, before = mostly_deleted(client)
     client.kill()
     again = client.again()
     free_all(again)
-    assert room(again) < used * 0.6
+    assert disk_bytes(again) < used * 0.6
     assert seen(again) == before
     again.kill()
     third = again.again()
@@ -113,7 +113,7 @@ def test_old_bytes_in_a_recycled_log_file_are_not_a_torn_tail(client: Sealer) ->
     ]
     assert any(
         last.read_bytes()[FILE_HEADER_BYTES + client.wal.next_lsn - client.wal._bases[-1] :]
-    ), "the file had an earlier life"
+    ), "the file contains bytes of earlier frames"
     assert findings(client.path) == []
     again = client.again()
     assert again.shard.cut_bytes == 0
@@ -189,5 +189,5 @@ def test_a_log_file_whose_blobs_are_freed_first_is_not_damaged(
     assert files(client.path, "wal")[0].name.startswith("0" * 16)
     assert findings(client.path) == []
     client.kill()
-    spoil(client.path)
-    comes_back(client, before)
+    damage_newest_checkpoint(client.path)
+    check_restart(client, before)

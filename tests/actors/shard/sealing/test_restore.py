@@ -79,21 +79,21 @@ def take(client: Sealer) -> bytes:
 
 
 def restored(data: bytes, folder: Path, **options: bool) -> list[str]:
-    asked = {"as_new": False, "with_damage": False} | options
-    return restore(io.BytesIO(data), folder, **asked)[1]
+    arguments = {"as_new": False, "with_damage": False} | options
+    return restore(io.BytesIO(data), folder, **arguments)[1]
 
 
 def busy(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Create records of all kinds: sealed, deleted, streamed and in the log."""
     eager_merges(monkeypatch)
     client.put("blob")
-    fill(client, "a", "b", "gone", rounds=25)
+    fill(client, "a", "b", "deleted", rounds=25)
     delete(client, "a", before_seq=12)
     delete(client, "b", match=TagMatch("Eq", "even"))
     client.seal()
     append_streamed(client, "blob", *range(20))
     fill(client, "a", rounds=4)
-    client.delete("gone")
+    client.delete("deleted")
 
 
 def start(client: Sealer, folder: Path) -> Seen:
@@ -223,13 +223,13 @@ def link(name: str) -> tuple[tarfile.TarInfo, bytes]:
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 
-HURT: dict[str, Callable[[Members], Members]] = {
+ALTERATIONS: dict[str, Callable[[Members], Members]] = {
     "nothing": lambda _: [],
     "without a manifest": lambda found: found[:-1],
     "without a member": lambda found: found[1:],
     "reordered": lambda found: [found[1], found[0], *found[2:]],
     "a member twice": lambda found: [found[0], *found],
-    "behind its manifest": lambda found: [*found, named("meta")],
+    "a member after the manifest": lambda found: [*found, named("meta")],
     "absolute": lambda found: [named("/etc/x"), *found],
     "upwards": lambda found: [named("wal/../../x"), *found],
     "another name": lambda found: [named("LOCK"), *found],
@@ -243,79 +243,79 @@ HURT: dict[str, Callable[[Members], Members]] = {
         *found[:-1],
         (found[-1][0], backup_archive.sealed(Manifest(9, "", 1, 1, [], []))),
     ],
-    "no manifest of ours": lambda found: [*found[:-1], (found[-1][0], b"{}")],
+    "an empty manifest": lambda found: [*found[:-1], (found[-1][0], b"{}")],
 }
 
 
 @pytest.fixture
-def whole(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def archive(client: Sealer, monkeypatch: pytest.MonkeyPatch) -> bytes:
     busy(client, monkeypatch)
     return take(client)
 
 
-def is_as_it_was(target: Path) -> bool:
+def is_unchanged(target: Path) -> bool:
     return not [*target.parent.iterdir()]
 
 
 @pytest.mark.slow
-def test_a_tar_that_is_no_backup_leaves_no_files(whole: bytes, target: Path) -> None:
+def test_a_tar_that_is_no_backup_leaves_no_files(archive: bytes, target: Path) -> None:
     taken = []
-    for how, hurt in HURT.items():
+    for how, alter in ALTERATIONS.items():
         try:
-            restored(packed(hurt(members(whole))), target)
+            restored(packed(alter(members(archive))), target)
         except NotABackup:
-            assert is_as_it_was(target), how
+            assert is_unchanged(target), how
         else:
             taken.append(how)
     assert not taken
 
 
 @pytest.mark.slow
-def test_a_truncated_or_altered_backup_leaves_no_files(whole: bytes, target: Path) -> None:
+def test_a_truncated_or_altered_backup_leaves_no_files(archive: bytes, target: Path) -> None:
     rng = random.Random(1)
-    manifest_end = len(whole) - 2 * backup_archive.BLOCK_BYTES - 600
+    manifest_end = len(archive) - 2 * backup_archive.BLOCK_BYTES - 600
     for _ in range(12):
         at = rng.randrange(manifest_end)
         with pytest.raises(NotABackup):
-            restored(whole[:at], target)
-        assert is_as_it_was(target)
-    offsets = [info.offset_data for info, content in members(whole) if content]
+            restored(archive[:at], target)
+        assert is_unchanged(target)
+    offsets = [info.offset_data for info, content in members(archive) if content]
     with pytest.raises(NotABackup):
         restored(b"not a tar" * 1000, target)
     for at in offsets:
-        altered = bytearray(whole)
+        altered = bytearray(archive)
         altered[at] ^= 1 << rng.randrange(8)
         with pytest.raises(NotABackup):
             restored(bytes(altered), target)
-        assert is_as_it_was(target)
+        assert is_unchanged(target)
 
 
 def test_a_restore_on_a_full_disk_leaves_no_files(
-    whole: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
+    archive: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
     with pytest.raises(OSError):
-        restored(whole, target)
-    assert is_as_it_was(target)
+        restored(archive, target)
+    assert is_unchanged(target)
 
 
 @pytest.mark.slow
 def test_a_restore_does_not_change_a_directory_that_is_not_empty(
-    whole: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
+    archive: bytes, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target.mkdir()
     (target / "file").touch()
     with pytest.raises(CannotRestore, match="not an empty directory"):
-        restored(whole, target)
+        restored(archive, target)
     assert [path.name for path in target.iterdir()] == ["file"]
     with pytest.raises(CannotRestore, match="is not a directory"):
-        restored(whole, target / "file" / "data")
+        restored(archive, target / "file" / "data")
     (target / "file").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_mount", lambda _: True)
         with pytest.raises(CannotRestore, match="mount point"):
-            restored(whole, target)
-    restored(whole, target)
+            restored(archive, target)
+    restored(archive, target)
     assert (target / "meta").exists()
     assert target.stat().st_mode & 0o777 == 0o700
 
@@ -332,12 +332,12 @@ def test_damage_in_a_backup_is_reported_and_restored_only_on_request(
     data[4096 + 20] ^= 1
     path.write_bytes(data)
     taken = take(client)
-    with pytest.raises(BackupDamaged) as told:
+    with pytest.raises(BackupDamaged) as failure:
         restored(taken, target)
-    assert told.value.findings == [
+    assert failure.value.findings == [
         f"{target}/segment/00/{path.name}, offset 4096: records are damaged"
     ]
-    assert is_as_it_was(target)
+    assert is_unchanged(target)
     for as_new in (False, True):
         folder = target.with_name(f"new-{as_new}")
         (finding,) = restored(taken, folder, with_damage=True, as_new=as_new)

@@ -14,7 +14,7 @@ import pytest
 from tests.actors.shard.sealing.damage_support import flip
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
-    comes_back,
+    check_restart,
     ended,
     files,
     findings,
@@ -51,7 +51,7 @@ def test_blobs_are_unlinked_after_a_segment_contains_their_records(client: Seale
     assert findings(client.path) == []
     before = seen(client)
     client.kill()
-    comes_back(client, before)
+    check_restart(client, before)
 
 
 def test_blobs_without_live_records_are_unlinked_without_a_segment(client: Sealer) -> None:
@@ -117,7 +117,7 @@ def test_without_space_for_another_log_file_small_writes_continue_in_the_full_on
     assert len(client.wal.full_files()) == 1
     before = seen(client)
     client.kill()
-    comes_back(client, before)
+    check_restart(client, before)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def damaged(client: Sealer) -> Iterator[Sealer]:
     client.put("a", ttl_ms=1000)
     client.append("a", "before")
     path = append_streamed(client, "a", *LONG)
-    client.append("a", "behind")
+    client.append("a", "after")
     client.stop()
     flip(path, -100)
     again = client.again()

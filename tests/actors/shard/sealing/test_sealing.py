@@ -14,7 +14,8 @@ import pytest
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     Seen,
-    comes_back,
+    check_kill_and_restart,
+    check_restart,
     copy,
     delete,
     ended,
@@ -25,7 +26,6 @@ from tests.actors.shard.sealing.sealing_support import (
     sealed,
     seen,
     small_extents,
-    survives_a_kill,
 )
 from topics.actors.shard import record_store
 from topics.actors.shard.sealing import rewriting, sealing
@@ -109,8 +109,8 @@ EVENTS: dict[str, Callable[[Sealer], None]] = {
     "delete below": lambda client: delete(client, "a", before_seq=9),
     "delete all": lambda client: delete(client, "a", before_seq=1 << 40),
     "a cap": lambda client: client.put("a", cap_records=3),
-    "a topic goes": lambda client: client.delete("a"),
-    "a topic comes again": lambda client: recreate(client),
+    "a topic is deleted": lambda client: client.delete("a"),
+    "a topic is recreated": lambda client: recreate(client),
     "more writes": lambda client: fill(client, "a", "b", rounds=2),
     "another class": lambda client: client.put(
         "a", durability="fsync", idempotency_window_ms=500_000
@@ -127,7 +127,7 @@ def test_changes_between_any_two_steps_have_the_same_result(
 
     def run(steps: int) -> tuple[Seen, Seen, bool]:
         client = Sealer(copy(origin, tmp_path / "data"))
-        going_on = all(client.step() for _ in range(steps))
+        continues = all(client.step() for _ in range(steps))
         EVENTS[event](client)
         client.seal()
         shown = seen(client)
@@ -136,7 +136,7 @@ def test_changes_between_any_two_steps_have_the_same_result(
         again = client.again()
         found = seen(again)
         again.kill()
-        return shown, found, going_on
+        return shown, found, continues
 
     first = Sealer(tmp_path / "origin")
     fill(first, "a", "b", rounds=6)
@@ -144,10 +144,10 @@ def test_changes_between_any_two_steps_have_the_same_result(
     origin = first.path
     expected, _, _ = run(0)
     # Every fourth step, starting at a different step for each event.
-    steps, going_on = -([*EVENTS].index(event) % 4), True
-    while going_on:
+    steps, continues = -([*EVENTS].index(event) % 4), True
+    while continues:
         steps += 4
-        shown, found, going_on = run(steps)
+        shown, found, continues = run(steps)
         assert shown == expected, f"after {steps} steps"
         assert found == expected, f"after {steps} steps and a restart"
     assert steps > 30
@@ -169,7 +169,7 @@ def test_a_topic_whose_delete_is_undone_during_sealing_keeps_its_records(client:
         assert error.errno == errno.ENOSPC  # noqa: PT017 - the error is optional
     assert seen(client) == before
     client.checkpoint()
-    survives_a_kill(client, before)
+    check_kill_and_restart(client, before)
 
 
 # Pace
@@ -220,9 +220,9 @@ def test_a_segment_is_written_in_parts_with_pauses_between_steps(
     written, pauses = list[int](), list[float]()
     original, pause = SegmentWriter.write, client.sealing.rewriting._pause
 
-    def write(writer: SegmentWriter, pieces: Any) -> None:
-        written.append(sum(map(len, pieces)))
-        original(writer, pieces)
+    def write(writer: SegmentWriter, chunks: Any) -> None:
+        written.append(sum(map(len, chunks)))
+        original(writer, chunks)
 
     async def noting(step_began: float) -> None:
         pauses.append(step_began)
@@ -254,7 +254,7 @@ def test_a_kill_or_stop_during_an_install_seals_no_record_twice(
         assert seen(client) == before
         assert client.sealing.rewriting.is_installing
         getattr(client, how)()
-        comes_back(client, before)
+        check_restart(client, before)
 
 
 def test_a_log_file_is_unmapped_when_it_is_sealed(client: Sealer) -> None:
@@ -274,11 +274,11 @@ def test_a_log_file_is_unmapped_when_it_is_sealed(client: Sealer) -> None:
 def test_a_reader_keeps_the_map_of_a_sealed_file(client: Sealer) -> None:
     fill(client, "a", rounds=1)
     page = client.page("a")
-    before = [bytes(piece) for piece in page.chunks]
+    before = [bytes(chunk) for chunk in page.chunks]
     fill(client, "b", rounds=30)
     client.seal()
     assert sealed(client, "a")
-    assert [bytes(piece) for piece in page.chunks] == before
+    assert [bytes(chunk) for chunk in page.chunks] == before
 
 
 def mapped_files(folder: Path) -> set[Path]:

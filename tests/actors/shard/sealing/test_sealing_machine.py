@@ -36,9 +36,9 @@ class Machine(ClientMachine):
     @rule(steps=st.integers(1, 12))
     def seal(self, steps: int) -> None:
         for _ in range(steps):
-            going_on = self._step()
+            continues = self._step()
             self._settle()
-            if not going_on:
+            if not continues:
                 break
 
     def _step(self) -> bool:
@@ -72,9 +72,9 @@ class Machine(ClientMachine):
         }
         client = self.client
         getattr(client, how)()
-        assert [found for found in findings(client.path) if found.path not in self.spoiled] == []
+        assert [found for found in findings(client.path) if found.path not in self.damaged] == []
         if older:
-            self._spoil(client.path)
+            self._damage_newest_checkpoint(client.path)
         client.later(ms)
         self.client = client.again()
         assert client.engine.by_id.keys() == self.client.engine.by_id.keys()
@@ -90,19 +90,19 @@ class Machine(ClientMachine):
                 assert self._seen(self.client.engine.by_id[topic_id]) == before[topic_id]
             model.resident = set()
 
-    def _spoil(self, path: Path) -> None:
+    def _damage_newest_checkpoint(self, path: Path) -> None:
         folder = path / "checkpoint" / "00"
-        standing = intact_checkpoints(folder) if folder.exists() else []
-        if max(folder.glob("*.ckpt"), default=None) in self.spoiled:
+        intact = intact_checkpoints(folder) if folder.exists() else []
+        if max(folder.glob("*.ckpt"), default=None) in self.damaged:
             return
-        if len(standing) == 2 or (
-            standing and min((path / "wal" / "00").glob("*.wal")).name.startswith("0" * 16)
+        if len(intact) == 2 or (
+            intact and min((path / "wal" / "00").glob("*.wal")).name.startswith("0" * 16)
         ):
             newest = max(folder.glob("*.ckpt"))
             data = bytearray(newest.read_bytes())
             data[-1] ^= 1
             newest.write_bytes(data)
-            self.spoiled.add(newest)
+            self.damaged.add(newest)
 
     def _seen(self, topic: Topic) -> Any:
         alive = sorted(
@@ -130,7 +130,7 @@ class Machine(ClientMachine):
     # Invariant
 
     @invariant()
-    def the_shard_is_the_model(self) -> None:
+    def the_shard_equals_the_model(self) -> None:
         if not hasattr(self, "client"):
             return
         self._settle()

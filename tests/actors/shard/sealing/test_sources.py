@@ -186,19 +186,19 @@ def test_remaining_segments_are_bounded_by_live_bytes_and_writes_by_sealed_bytes
     live: list[int],
 ) -> None:
     """Simulate many seals with merges between them. The merges write fewer bytes than the seals."""
-    standing: list[Candidate] = []
+    remaining: list[Candidate] = []
     written = 0
     for number, each in enumerate(live):
-        standing.append(Candidate(number, each, FILE, 0))
-        while run := choose_run(standing, FILE):
-            merged = [found for found in standing if found.number in run]
-            at = standing.index(merged[0])
+        remaining.append(Candidate(number, each, FILE, 0))
+        while run := choose_run(remaining, FILE):
+            merged = [found for found in remaining if found.number in run]
+            at = remaining.index(merged[0])
             size = sum(found.live_bytes or 0 for found in merged)
             written += size
-            standing[at : at + len(merged)] = [Candidate(1000 + number, size, size, 0)]
+            remaining[at : at + len(merged)] = [Candidate(1000 + number, size, size, 0)]
     assert written <= len(live) * FILE / 2
     total = sum(live)
-    assert len(standing) <= RUN_MIN_SEGMENTS * (1 + total / FILE) * 4
+    assert len(remaining) <= RUN_MIN_SEGMENTS * (1 + total / FILE) * 4
 
 
 def test_space_is_counted_by_the_live_bytes_in_segments() -> None:
@@ -212,13 +212,13 @@ def test_space_is_counted_by_the_live_bytes_in_segments() -> None:
     index.add(31, 1, in_extent(7, 0), 1, 0)
     index.take(4, 1, 1)
     topic: Any = SimpleNamespace(index=index, start_seq=5, sealed_seq=31)
-    room = LiveBytes()
-    assert sum(room.count(topic)) >= 5
-    assert room.bytes == {
+    live_bytes = LiveBytes()
+    assert sum(live_bytes.count(topic)) >= 5
+    assert live_bytes.bytes == {
         5: 600 + EXTENT_COST_BYTES,
         6: 700 + 4 * EXTENT_COST_BYTES + 500 + EXTENT_COST_BYTES,
     }
-    assert room.dead == {5: 400, 6: 300}
+    assert live_bytes.dead == {5: 400, 6: 300}
 
 
 def test_a_topic_may_change_while_it_is_counted() -> None:
@@ -226,10 +226,10 @@ def test_a_topic_may_change_while_it_is_counted() -> None:
     for number in range(1500):
         index.add(1 + number, 1, in_extent(1, number), 10, 0)
     topic: Any = SimpleNamespace(index=index, start_seq=1, sealed_seq=1500)
-    room = LiveBytes()
-    steps = room.count(topic)
+    live_bytes = LiveBytes()
+    steps = live_bytes.count(topic)
     next(steps)
     index.drop(700)
     topic.start_seq = 701
     assert sum(steps) > 700
-    assert room.bytes[1] == (512 + 800) * (10 + EXTENT_COST_BYTES)
+    assert live_bytes.bytes[1] == (512 + 800) * (10 + EXTENT_COST_BYTES)

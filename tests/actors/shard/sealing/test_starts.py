@@ -7,13 +7,13 @@ import pytest
 from tests.actors.shard.sealing.sealing_support import (
     Sealer,
     copy,
+    damage_newest_checkpoint,
     delete,
     fill,
     findings,
     free_all,
     sealed,
     seen,
-    spoil,
 )
 from tests.support.log import append_streamed
 from topics.formats.api.diff_body import TagMatch
@@ -31,7 +31,7 @@ def test_a_start_succeeds_from_the_older_checkpoint_if_the_newest_is_damaged(
         client.seal()
         before = seen(client)
         target = copy(client.path, client.path.with_name("copy"))
-        spoil(target)
+        damage_newest_checkpoint(target)
         for _ in range(2):
             other = Sealer(target)
             assert seen(other) == before

@@ -142,7 +142,9 @@ def test_an_unreadable_sector_loses_only_its_records_and_reports_them(
     scene: Path, tmp_path: Path
 ) -> None:
     with device(tmp_path / "disk") as (disk, break_off):
-        (disk / "room").write_bytes(os.urandom(20 << 20))  # later files get cut off
+        (disk / "filler").write_bytes(
+            os.urandom(20 << 20)
+        )  # the device is truncated inside of later files
         path = Path(shutil.copytree(scene, disk / "data"))
 
         def break_and_read() -> None:
