@@ -40,18 +40,18 @@ def run(monkeypatch: pytest.MonkeyPatch, board: Board, serve: Serve) -> None:
 @pytest.mark.usefixtures("sigterm_as_before")
 def test_a_sigterm_drains_a_serving_front(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
-    words = board.front
+    cells = board.front
     states: list[FrontState] = []
 
     async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
-        states.append(words.state)
+        states.append(cells.state)
         signal.raise_signal(signal.SIGTERM)
         await stop.wait()
-        states.append(words.state)
+        states.append(cells.state)
 
     run(monkeypatch, board, serve)
     assert states == [FrontState.SERVING, FrontState.DRAINING]
-    assert words.state is FrontState.DOWN
+    assert cells.state is FrontState.DOWN
 
 
 @pytest.mark.usefixtures("sigterm_as_before")

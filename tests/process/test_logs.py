@@ -118,7 +118,7 @@ def test_an_exception_is_logged_with_its_traceback(out: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"header": "Authorization: Bearer s3cret"},
         {"authorization": "s3cret"},
@@ -132,11 +132,11 @@ def test_an_exception_is_logged_with_its_traceback(out: io.StringIO) -> None:
     ],
 )
 def test_tokens_and_query_strings_are_never_logged(
-    out: io.StringIO, told: dict[str, object]
+    out: io.StringIO, fields: dict[str, object]
 ) -> None:
-    structlog.get_logger().info("event", **told)
+    structlog.get_logger().info("event", **fields)
     assert "s3cret" not in out.getvalue()
-    assert next(iter(told)) in lines(out)[0]
+    assert next(iter(fields)) in lines(out)[0]
 
 
 def test_tokens_are_removed_from_messages_and_tracebacks(out: io.StringIO) -> None:
@@ -314,8 +314,8 @@ def drain(fd: int) -> bytes:
     os.set_blocking(fd, False)
     found = b""
     with contextlib.suppress(BlockingIOError):
-        while piece := os.read(fd, 1 << 16):
-            found += piece
+        while chunk := os.read(fd, 1 << 16):
+            found += chunk
     return found
 
 
@@ -334,9 +334,9 @@ def test_a_reader_that_does_not_read_costs_lines_but_no_time(
         monkeypatch.setattr(os, "open", no_second_opening)
     sink = sink_of(writer, opened)
     monkeypatch.undo()
-    came = sum(sink.write(LINE) for _ in range(LINES))
-    assert 10 <= came < LINES
-    assert sink.dropped == LINES - came
+    accepted = sum(sink.write(LINE) for _ in range(LINES))
+    assert 10 <= accepted < LINES
+    assert sink.dropped == LINES - accepted
     assert os.get_blocking(writer), "other processes share the file description"
     drain(reader)
     assert sink.write("back")
@@ -385,7 +385,7 @@ from topics.process import logs
 logs.configure("supervisor")
 opened = os.open("/proc/self/status", os.O_RDONLY)
 import structlog
-structlog.get_logger().info("nobody hears this")
+structlog.get_logger().info("this line is lost")
 print("nor this"); print("nor this", file=sys.stderr)
 sys.stdout.flush()
 os._exit(0 if opened > 2 and os.readlink("/proc/self/fd/2") == "/dev/null" else 1)

@@ -170,8 +170,8 @@ def test_clients_that_connect_during_the_drain_get_503_and_are_refused_afterward
     server: Server,
 ) -> None:
     with Wire(server.address) as slow:
-        whole = request("POST", f"/v0/topics/{TOPICS[0]}", b'{"records":[{"data":1}]}')
-        slow.send(whole[:-2])
+        append_bytes = request("POST", f"/v0/topics/{TOPICS[0]}", b'{"records":[{"data":1}]}')
+        slow.send(append_bytes[:-2])
         with Api(server.address) as api:
             ok(api.call("GET", "/v0/health"))
         server.terminate()
@@ -189,7 +189,7 @@ def test_clients_that_connect_during_the_drain_get_503_and_are_refused_afterward
         assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
         with Api(server.address) as api:
             assert api.put(TOPICS[1], {}).json()["error"]["code"] == "shutting_down"
-        slow.send(whole[-2:])
+        slow.send(append_bytes[-2:])
         ok(slow.answer("POST"), 201)
         front = server.roles().get("front 0")
     if front is not None:

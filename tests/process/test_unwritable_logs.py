@@ -47,7 +47,7 @@ class Mute(Server):
         self.log = Log(os.fdopen(nothing, "rb"))
         self.wait_ready()
 
-    def ask(self, method: str, path: str, body: object = None) -> int:
+    def request(self, method: str, path: str, body: object = None) -> int:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
         with contextlib.closing(connection):
             connection.request(
@@ -76,10 +76,10 @@ def full_pipe() -> Iterator[tuple[int, int]]:
 def run_once_and_stop(server: Mute) -> None:
     """Serve, replace each process, and serve again."""
     before = server.wait_roles(2)
-    assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]}) == 201
+    assert server.request("POST", "/v0/topics/a", {"records": [{"data": 1}]}) == 201
     for role in before:
         server.replace(role)
-    assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 2}]}) == 200
+    assert server.request("POST", "/v0/topics/a", {"records": [{"data": 2}]}) == 200
 
 
 @pytest.mark.parametrize("stderr", ["full disk", "closed"])

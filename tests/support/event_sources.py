@@ -128,8 +128,8 @@ def leaves_the_session_to_another(first: Source, second: Source, api: Api, topic
     second.wait(lambda events: "for the second" in records(events))
     time.sleep(TABS_S)
     ok(api.append(topic, "also"))
-    told = second.wait(lambda events: "also" in records(events))
-    assert not is_thrown_off(told)
+    received = second.wait(lambda events: "also" in records(events))
+    assert not is_thrown_off(received)
     events = first.wait(lambda _: True)
     assert [json.loads(one["data"])["code"] for one in events if one["event"] == ERROR] == [409]
     assert "also" not in records(events)

@@ -18,7 +18,7 @@ async def test_the_shard_is_notified_if_a_worker_disconnects_while_its_stream_op
 ) -> None:
     async with running(shards=slow) as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/topics/slow/work?node=n"))
+        await client.send(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)
         await hang_up(client, "reset")
         with granted(slow):
@@ -32,7 +32,7 @@ async def test_the_shard_is_notified_if_the_head_of_a_stream_cannot_be_sent(
 ) -> None:
     async with running(shards=slow) as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/topics/slow/work?node=n"))
+        await client.send(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)
         [connection] = run.server.connections
         connection.sock.shutdown(socket.SHUT_WR)

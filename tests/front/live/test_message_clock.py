@@ -80,9 +80,9 @@ async def test_a_message_that_is_not_read_because_of_a_slow_shard_is_not_late(
 ) -> None:
     publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'
     async with web_socket(front) as (stream, client):
-        said = (bytes((0x81, 0x80 | len(publish), 0, 0, 0, 0)) + publish) * UNANSWERED_MAX + BEGUN
-        client.send(said[:10])
+        data = (bytes((0x81, 0x80 | len(publish), 0, 0, 0, 0)) + publish) * UNANSWERED_MAX + BEGUN
+        client.send(data[:10])
         await wait_all_tasks_blocked()
-        client.send(said[10:])
+        client.send(data[10:])
         await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_INTERVAL_S)
         assert not stream.ended

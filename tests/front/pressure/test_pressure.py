@@ -231,12 +231,12 @@ def test_a_promise_is_redeemed_once_by_its_holder_and_not_before_its_time() -> N
     assert promises.count == 0
 
 
-@pytest.mark.parametrize("forget", ["redeem", "expire"])
-def test_a_promise_expires(forget: str) -> None:
+@pytest.mark.parametrize("removal", ["redeem", "expire"])
+def test_a_promise_expires(removal: str) -> None:
     promises = Promises()
     promises.promise((KEY, "t"), 4.0, 0.0)
     promises.promise((KEY, "t"), 9.0, 0.0)
-    if forget == "redeem":
+    if removal == "redeem":
         assert promises.redeem((KEY, "t"), 5.5 + PROMISE_LIFETIME_S), (
             "the second promise was not redeemed"
         )
