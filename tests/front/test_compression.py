@@ -16,12 +16,12 @@ from topics.front.dispatch import compressed
 
 @pytest.mark.slow
 async def test_a_response_whose_memory_is_reclaimed_during_compression_gets_503() -> None:
-    class Lost(FakeReply):
+    class ReclaimedReply(FakeReply):
         def on_reclaim(self, release: Callable[[], object]) -> None:
             release()
 
     shards, notified = FakeShards(), list[str]()
-    answer = Answer(200, bytes(1_000_000), Lost({}, b"", shards))
+    answer = Answer(200, bytes(1_000_000), ReclaimedReply({}, b"", shards))
     answer.on_unsent = lambda: notified.append("unsent")
     with pytest.raises(NotReady):
         await compressed(answer)

@@ -65,7 +65,9 @@ async def test_a_page_of_another_origin_can_read_no_response(origin: str) -> Non
         assert [answer.status for answer in found[:6]] == [*writes, *STATUSES[3:6]]
         for answer in found:
             assert cors_of(answer) == {}
-            assert answer.headers["vary"] == "Origin", "a cache would mix up origins"
+            assert answer.headers["vary"] == "Origin", (
+                "a cache may return the response to another origin"
+            )
 
 
 async def test_a_star_lets_pages_of_any_origin_read() -> None:

@@ -20,11 +20,11 @@ async def test_an_unexpected_error_closes_only_its_connection(
     async with running() as run:
         broken = await run.connect()
 
-        def explode(*_: object) -> None:
+        def raise_error(*_: object) -> None:
             raise ZeroDivisionError("in the machinery")
 
         with monkeypatch.context() as patch:
-            patch.setattr("topics.front.http.head_reader.parse_head", explode)
+            patch.setattr("topics.front.http.head_reader.parse_head", raise_error)
             await broken.send(APPEND)
             assert (await broken.receive()).code == "internal"
             assert await broken.is_closed()

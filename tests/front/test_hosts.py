@@ -128,7 +128,9 @@ def test_only_pages_of_this_host_or_machine_are_not_foreign(
     own = (b"host", host.encode())
     fields = HeadFields([own, (b"origin", origin.encode())])
     assert hosts.is_from_foreign_page(fields) is is_foreign
-    assert not hosts.is_from_foreign_page(HeadFields([own])), "not from a page"
+    assert not hosts.is_from_foreign_page(HeadFields([own])), (
+        "a request without an origin is not from a page"
+    )
     two = HeadFields([own, (b"origin", b"http://" + own[1]), (b"origin", b"http://elsewhere")])
     assert hosts.is_from_foreign_page(two)
 

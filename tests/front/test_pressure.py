@@ -13,7 +13,7 @@ FORCED = b'{"records":[{"data":1}],"disable_backpressure":true}'
 
 
 @pytest.fixture(autouse=True)
-def _no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_refusal_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pressure, "REFUSAL_HOLD_S", 0.0)
 
 
@@ -75,4 +75,4 @@ async def test_the_band_of_an_outcome_is_learned() -> None:
     async with running() as run:
         client = await run.connect()
         await client.request("POST", "/v0/topics/a", RECORD)
-        assert run.server.pressure.bands.of("a") == 4, "not the band of the fake shards"
+        assert run.server.pressure.bands.of("a") == 4, "the band of the fake shards was not learned"

@@ -144,6 +144,6 @@ class Systemd:
         seen: list[str] = []
         deadline = time.monotonic() + WITHIN_S
         while not seen or seen[-1] != line:
-            assert time.monotonic() < deadline, f"no {line}, only {seen}"
+            assert time.monotonic() < deadline, f"{line} expected, received {seen}"
             seen.append(self.next())
         return seen

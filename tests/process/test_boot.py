@@ -55,7 +55,7 @@ def test_a_loopback_address_without_keys_is_allowed(host: str) -> None:
     assert not boot.read({"TOPICS_HOST": host}).access.enabled
 
 
-# Where keys come from
+# Sources of keys
 
 
 def test_keys_of_all_sources_are_used_and_files_may_have_lines_and_comments(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ def end_of(main):
 def fail():
     raise RuntimeError("raised by the test")
 
-def lose_a_thread():
+def fail_in_a_thread():
     threading.Thread(target=fail, name="a thread").start()
     time.sleep(60)
 
 logs.configure("parent")
-mains = (lambda: None), (lambda: sys.exit(7)), sys.exit, fail, lose_a_thread
+mains = (lambda: None), (lambda: sys.exit(7)), sys.exit, fail, fail_in_a_thread
 print(*map(end_of, mains))
 """
 NAME_AND_SIGNALS = """

@@ -34,7 +34,7 @@ from topics.process.collector import FREEZE_OBJECTS, freeze_survivors
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restore_collector() -> Iterator[None]:
     callbacks, enabled, thresholds = [*gc.callbacks], gc.isenabled(), gc.get_threshold()
     yield
     gc.callbacks[:] = callbacks

@@ -23,7 +23,7 @@ Serve = Callable[[Server, socket.socket, trio.Event], Awaitable[None]]
 
 
 @pytest.fixture
-def sigterm_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restore_sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     yield
@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, board: Board, serve: Serve) -> None:
         front.main(Settings(), KeyTable(), board, [], listener)
 
 
-@pytest.mark.usefixtures("sigterm_as_before")
+@pytest.mark.usefixtures("restore_sigterm")
 def test_a_sigterm_drains_a_serving_front(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
     cells = board.front
@@ -54,7 +54,7 @@ def test_a_sigterm_drains_a_serving_front(monkeypatch: pytest.MonkeyPatch) -> No
     assert cells.state is FrontState.DOWN
 
 
-@pytest.mark.usefixtures("sigterm_as_before")
+@pytest.mark.usefixtures("restore_sigterm")
 def test_a_sigterm_before_the_front_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
     stopped: list[bool] = []

@@ -27,7 +27,7 @@ from topics.storage.start_progress import StartProgress
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restore_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler, interval = signal.getsignal(signal.SIGTERM), sys.getswitchinterval()
     monkeypatch.setattr(gc, "freeze", lambda: None)
     yield

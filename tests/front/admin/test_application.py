@@ -123,11 +123,11 @@ async def test_an_error_in_the_framework_gets_the_error_envelope(
     async with running() as run:
         client = await run.connect()
 
-        async def explode(*_: object, **__: object) -> None:
+        async def raise_error(*_: object, **__: object) -> None:
             raise ZeroDivisionError("in the machinery")
 
         with monkeypatch.context() as patch:
-            patch.setattr(where, explode)
+            patch.setattr(where, raise_error)
             answer = await client.request("PUT", "/v0/routers/a", b"{}" + b" " * 9000)
         assert (answer.status, answer.code) == (500, "internal")
         assert run.shards.blocks_out == 0

@@ -57,7 +57,7 @@ def filled(server: Server) -> None:
         )
         create(api, LONG)
         create(api, "jobs", 1, 2, 3, type="queue", max_deliveries=1, dead_letter="jobs.dead")
-        give_up(api, "jobs", UNSAFE_HTML, 1)
+        dead_letter_jobs(api, "jobs", UNSAFE_HTML, 1)
         create(api, "bare", type="queue")
         for name, config in {
             "shop-%3E": {"source": "shop:orders", "dest": LONG, "filter": UNSAFE_HTML[:50]},
@@ -68,8 +68,8 @@ def filled(server: Server) -> None:
         create(api, "cursor:reader", places)
 
 
-def give_up(api: Api, queue: str, error: str, count: int) -> None:
-    """Let this number of jobs of a queue become dead letters."""
+def dead_letter_jobs(api: Api, queue: str, error: str, count: int) -> None:
+    """Turn this number of jobs of a queue into dead letters."""
     claim_request = {"node": "worker", "max": count}
     claimed = ok(api.call("POST", f"/v0/topics/{queue}/claim", claim_request))["claimed"]
     nack = {"node": "worker", "seqs": [job["$seq"] for job in claimed], "error": error}
@@ -210,7 +210,7 @@ def test_browsing_moves_both_ways_over_gaps_and_to_a_seq_or_time(
     shown(5801, 5900)
     console.fill("seq", "4051")
     shown(4051, 4150)
-    console.click("Older")  # half of it is before the hole
+    console.click("Older")  # half of the page is before the gap
     shown(1951, 4050)
     assert len(console.seqs) == 100
     console.click("Older")
@@ -597,7 +597,7 @@ def test_a_router_is_created_and_deleted(console: Console, api: Api) -> None:
 
 def test_a_redrive_moves_one_dead_letter_or_all(console: Console, api: Api) -> None:
     create(api, "fix", *range(5), type="queue", max_deliveries=1, dead_letter="fix.dead")
-    give_up(api, "fix", "broken url", 5)
+    dead_letter_jobs(api, "fix", "broken url", 5)
     console.open("#/queues/fix/dead")
     console.wait("document.querySelectorAll('.row').length === 5")
     console.shows("broken url", "5 in fix.dead")

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.front.data.queues_support import granted, hang_up
+from tests.front.data.queues_support import answered_afterwards, disconnect
 from tests.support.fake_shards import FakeShards
 from tests.support.front import running
 from tests.support.raw_client import request
@@ -30,7 +30,7 @@ async def test_a_waiting_call_ends_when_its_client_disconnects(
         client = await run.connect()
         await client.send(POLL.replace(b"/claim", b"/%b" % path.encode()) + following)
         await run.until(lambda: slow.waiting == 1)
-        await hang_up(client, how)
+        await disconnect(client, how)
         await run.until(lambda: slow.cancelled == 1)
         await run.until(lambda: len(run.server.connections) == 0)
         assert UNCLAIMED not in slow.calls, "jobs were released instead of the call cancelled"
@@ -46,13 +46,13 @@ async def test_jobs_of_a_disconnected_client_are_released(
         client = await run.connect()
         await client.send(POLL)
         await run.until(lambda: slow.waiting == 1)
-        with granted(slow):
-            await hang_up(client, how)
+        with answered_afterwards(slow):
+            await disconnect(client, how)
         await run.until(lambda: UNCLAIMED in slow.calls)
         await run.until(lambda: len(run.server.connections) == 0)
 
 
-async def cut_later(connection: Connection) -> None:
+async def abort_connection(connection: Connection) -> None:
     connection.abort()
 
 
@@ -65,9 +65,9 @@ async def test_jobs_that_cannot_be_sent_are_released(
         await client.send(POLL)
         await run.until(lambda: slow.waiting == 1)
         [connection] = run.server.connections
-        monkeypatch.setattr(connection, "check_client", partial(cut_later, connection))
+        monkeypatch.setattr(connection, "check_client", partial(abort_connection, connection))
         connection.sock.shutdown(socket.SHUT_WR)
-        with granted(slow):
+        with answered_afterwards(slow):
             pass
         await run.until(lambda: UNCLAIMED in slow.calls)
 

@@ -50,7 +50,7 @@ async def test_a_session_is_created_from_a_body_of_any_length(padding: int) -> N
         assert run.shards.replies_out == 0
 
 
-async def shake_of(run: Running) -> bytes:
+async def handshake_of(run: Running) -> bytes:
     return request("GET", "/v0/ws", b"", **HANDSHAKE)
 
 
@@ -59,7 +59,7 @@ async def watch_of(run: Running) -> bytes:
     return request("GET", session["stream_url"])
 
 
-@pytest.mark.parametrize("make_request", [watch_of, shake_of])
+@pytest.mark.parametrize("make_request", [watch_of, handshake_of])
 async def test_a_stream_has_its_slot_before_the_client_receives_its_head(
     make_request: Callable[[Running], Awaitable[bytes]],
 ) -> None:
@@ -81,7 +81,7 @@ async def test_a_stream_has_its_slot_before_the_client_receives_its_head(
         await run.until(lambda: streams.used == 0)
 
 
-@pytest.mark.parametrize("make_request", [watch_of, shake_of])
+@pytest.mark.parametrize("make_request", [watch_of, handshake_of])
 async def test_a_stream_whose_head_is_never_received_releases_its_slot(
     make_request: Callable[[Running], Awaitable[bytes]],
 ) -> None:
@@ -154,10 +154,10 @@ async def slow_client(run: Running, client: RawClient) -> SlowClient:
     """Make the client slow from now on."""
     name = client.stream.socket.getsockname()
 
-    def its() -> list[Connection]:
+    def its_connections() -> list[Connection]:
         return [one for one in run.server.connections if one.sock.getpeername() == name]
 
-    await run.until(lambda: len(its()) == 1)
-    slow = SlowClient(its()[0])
-    its()[0].send = slow.send  # type: ignore[method-assign]
+    await run.until(lambda: len(its_connections()) == 1)
+    slow = SlowClient(its_connections()[0])
+    its_connections()[0].send = slow.send  # type: ignore[method-assign]
     return slow

@@ -150,7 +150,7 @@ async def fail_when_the_shard_closes(
     front: Front,
     rest: Callable[[], Awaitable[None]] | None,
 ) -> None:
-    async def bring() -> None:
+    async def receive_body() -> None:
         with sink_of(front) as sink:
             await sink.write(bytes(5000))
             front.pair.restart_shard()
@@ -160,7 +160,7 @@ async def fail_when_the_shard_closes(
             sink.finish()
 
     with pytest.raises(NotReady):
-        await bring()
+        await receive_body()
 
 
 # Gzip: every bound applies before and after decompression, and long bodies yield to other tasks

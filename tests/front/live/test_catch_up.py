@@ -151,7 +151,7 @@ async def test_a_first_cursor_below_the_earliest_record_is_too_old(
     await front.answer("feed.read", records(12, 14), **page(0, 14, lost), epoch=1)
     assert reasons(client.receive()) == [reported]
     await front.page(14, 16, tombstone=gap(15, 15, reason) | {"earliest_seq": 16})
-    assert reasons(client.receive()) == [reason], "reported differently after the connect"
+    assert reasons(client.receive()) == [reason], "the reason of a live gap was changed"
 
 
 async def test_a_live_reader_of_a_recreated_topic_gets_caught_up_again(

@@ -82,7 +82,7 @@ async def test_a_reader_below_the_start_of_a_page_reads_the_missing_records(
 async def test_readers_of_a_crashed_shard_subscribe_again(front: LiveHarness) -> None:
     first, second = await two(front)
     front.live.feeds.closed(1)
-    assert reader_is_live(first), "the feed belongs to shard 0"
+    assert reader_is_live(first), "a crash of another shard affected the feed"
     front.live.feeds.closed(0)
     assert not reader_is_live(first)
     await wait_all_tasks_blocked()
@@ -129,7 +129,7 @@ async def test_a_reader_waits_for_a_shard_that_is_not_ready(
         if is_back:
             front.live.feeds.opened(1)
             await wait_all_tasks_blocked()
-            assert front.shards.pending == [], "the reader does not wait for shard 1"
+            assert front.shards.pending == [], "the reader waited for shard 1"
             front.live.feeds.opened(0)
             await wait_all_tasks_blocked()
         else:

@@ -221,7 +221,7 @@ SIOCOUTQNSD = 0x894B
 
 
 async def test_the_kernel_buffers_little_data_for_a_client_that_does_not_read() -> None:
-    """Otherwise a pong waits for megabytes, and a slow client considers its connection dead."""
+    """Otherwise a pong waits for megabytes, and a slow client assumes a lost connection."""
     async with running() as run:
         await open_socket(run)
         (stream,) = run.server.live.streams

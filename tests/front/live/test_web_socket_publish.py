@@ -130,31 +130,31 @@ async def test_without_shared_memory_only_the_long_publish_is_refused(
     assert publisher.live.publish_bytes == len(publish("1")) + len(publish("3"))
 
 
-@pytest.mark.parametrize("end", ["the shard goes", "the client goes"])
+@pytest.mark.parametrize("end", ["the shard crashes", "the client disconnects"])
 async def test_the_copy_of_a_long_publish_can_be_aborted(publisher: Publisher, end: str) -> None:
     message = publish("2", size=5 * COPY_BYTES)
     copied = list[int]()
 
-    async def end_it() -> None:
+    async def end_copy() -> None:
         while not publisher.shards.blocks:
             await trio.lowlevel.checkpoint()
         [block] = publisher.shards.blocks
         copied.append(bytes(block.view).count(b"x"))
-        if end == "the shard goes":
-            block.holder.abort(NotReady("gone"))
+        if end == "the shard crashes":
+            block.holder.abort(NotReady("crashed"))
         else:
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(end_it)
+        nursery.start_soon(end_copy)
         await publisher.send(publish("1"), message, publish("3"))
     assert 0 < copied[0] < 3 * COPY_BYTES
     [block] = publisher.shards.blocks
     assert block.is_free
-    others = [publish("1"), publish("3")] if end == "the shard goes" else [publish("1")]
+    others = [publish("1"), publish("3")] if end == "the shard crashes" else [publish("1")]
     assert publisher.sent() == [[one] for one in others]
     assert publisher.live.publish_bytes == sum(map(len, others))
-    assert await publisher.responses() == ([("error", "2")] if end == "the shard goes" else [])
+    assert await publisher.responses() == ([("error", "2")] if end == "the shard crashes" else [])
 
 
 async def test_a_batch_is_not_longer_than_an_inline_body(publisher: Publisher) -> None:

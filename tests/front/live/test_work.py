@@ -99,7 +99,7 @@ class JobReceiver(Listener):
         self.stream = WorkStream(front.live, subscription, connection)
         front.live.nursery.start_soon(self.stream.run)
 
-    def hang_up(self, *, half: bool = False) -> None:
+    def disconnect(self, *, half: bool = False) -> None:
         """Close the client's end, or only shut down its sending side."""
         if half:
             self.sock.shutdown(socket.SHUT_WR)
@@ -169,7 +169,7 @@ async def test_the_leases_of_a_disconnected_client_are_released(
         client.stream.sock.shutdown(2)  # the next write fails
         await jobs(front, 1)
     else:
-        client.hang_up(half=way == "closes its side")
+        client.disconnect(half=way == "closes its side")
     await wait_all_tasks_blocked(0.01)
     assert front.shards.events == [CLOSED]
     assert (client.stream.ended, front.live.streams, slots_used(front)) == (True, set(), 0)

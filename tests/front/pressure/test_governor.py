@@ -151,7 +151,7 @@ def test_a_load_within_the_capacity_is_never_refused(size: int) -> None:
         pytest.param([200.0], id="a hiccup"),
         pytest.param([2500.0], id="a stopped process"),
         pytest.param([1e9], id="a jump of the clock"),
-        pytest.param([2500.0, 80.0, 20.0], id="a stop, and what has waited for it"),
+        pytest.param([2500.0, 80.0, 20.0], id="a stop and its backlog"),
         pytest.param([50.0] * 9, id="half a second"),
         pytest.param([200.0, 0.0, 0.0] * 50, id="a hiccup now and then"),
         pytest.param([0.9 * TARGET_MS] * 500, id="all that is allowed"),
