@@ -127,7 +127,7 @@ class _RecordingWire(Wire):
     """Parses bytes of responses that were already received."""
 
     def __init__(self, check_response: bytes) -> None:
-        self._buffer, self._asked = bytearray(check_response), deque()
+        self._buffer, self._unanswered = bytearray(check_response), deque()
 
     def _receive(self) -> bool:
         return False

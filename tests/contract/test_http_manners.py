@@ -310,7 +310,7 @@ async def test_the_linter_finds_no_problem_in_the_response_to_a_bug() -> None:
     wire = ask.wire((), "")
     async with running() as run:
         client = await run.connect()
-        await client.say(wire)
+        await client.send(wire)
         with trio.fail_after(SLACK_S):
             answer = await client.stream.receive_some()
     line, fields = parsed(answer)

@@ -39,10 +39,10 @@ def test_needed_memory_can_be_reclaimed_before_the_response_is_sent() -> None:
 
 
 def test_on_unsent_is_called_once_if_a_response_is_not_sent() -> None:
-    told: list[int] = []
+    calls: list[int] = []
     answer = Answer(200, b"{}")
     answer.unsent()
-    answer.on_unsent = lambda: told.append(1)
+    answer.on_unsent = lambda: calls.append(1)
     for _ in range(2):
         answer.unsent()
-    assert told == [1]
+    assert calls == [1]

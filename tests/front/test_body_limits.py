@@ -31,13 +31,15 @@ async def test_bodies_that_are_decoded_in_one_step_have_their_own_bound(line: st
         ):
             client = await run.connect()
             with contextlib.suppress(trio.BrokenResourceError):
-                await client.say(wire)
-            answer = await client.hear()
+                await client.send(wire)
+            answer = await client.receive()
             assert (answer.status, answer.code) == (413, "payload_too_large")
             assert answer.json()["error"]["detail"] == {"max": SHORT_BODY_BYTES}
         assert not run.shards.calls
         client = await run.connect()
-        assert (await client.ask("POST", "/v0/topics/a", b'{"records":[%b]}' % body)).status == 200
+        assert (
+            await client.request("POST", "/v0/topics/a", b'{"records":[%b]}' % body)
+        ).status == 200
 
 
 def test_a_body_may_list_as_many_jobs_as_can_be_claimed() -> None:

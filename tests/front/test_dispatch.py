@@ -20,23 +20,23 @@ async def test_an_unexpected_error_closes_only_its_connection(
     async with running() as run:
         broken = await run.connect()
 
-        def explode(*_: object) -> None:
+        def raise_error(*_: object) -> None:
             raise ZeroDivisionError("in the machinery")
 
         with monkeypatch.context() as patch:
-            patch.setattr("topics.front.http.head_reader.parse_head", explode)
-            await broken.say(APPEND)
-            assert (await broken.hear()).code == "internal"
+            patch.setattr("topics.front.http.head_reader.parse_head", raise_error)
+            await broken.send(APPEND)
+            assert (await broken.receive()).code == "internal"
             assert await broken.is_closed()
         healthy = await run.connect()
-        assert (await healthy.ask("POST", "/v0/topics/a", RECORD)).status == 201
+        assert (await healthy.request("POST", "/v0/topics/a", RECORD)).status == 201
     assert "in the machinery" in logged[0]["exception"]
 
 
 async def test_an_unexpected_error_is_logged_with_its_traceback(logged: Logged) -> None:
     async with running() as run:
         client = await run.connect()
-        assert (await client.ask("POST", "/v0/topics/bug", RECORD)).code == "internal"
+        assert (await client.request("POST", "/v0/topics/bug", RECORD)).code == "internal"
     (event,) = logged
     assert (event["event"], event["log_level"]) == ("request failed", "error")
     assert "a secret of the inside" in event["exception"]
@@ -51,6 +51,6 @@ async def test_a_compressed_response_keeps_its_media_type() -> None:
         run.server.dispatcher.operations = dict.fromkeys(ROUTES, page)
         client = await run.connect()
         for codings in ("", "gzip"):
-            answer = await client.ask("GET", "/v0/health", accept_encoding=codings)
+            answer = await client.request("GET", "/v0/health", accept_encoding=codings)
             assert answer.headers["content-type"] == "text/plain; version=0.0.4"
             assert answer.headers.get("content-encoding", "") == codings

@@ -18,10 +18,10 @@ async def test_a_long_poll_longer_than_the_drain_gets_503() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
     async with running(shards=shards, settings=Settings(drain_ms=300)) as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
+        await client.send(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
         await run.until(lambda: shards.waiting == 1)
         run.stop.set()
-        answer = await client.hear()
+        answer = await client.receive()
         assert (answer.status, answer.code, answer.headers["connection"]) == (
             503,
             "shutting_down",
@@ -39,14 +39,14 @@ async def test_a_waiting_call_whose_body_arrives_late_in_the_drain_gets_503(
     async with running(shards=shards, settings=Settings(drain_ms=20_000)) as run:
         client = await run.connect()
         poll = request("POST", f"/v0/topics/slow/{operation}", b'{"wait_ms":30000}')
-        await client.say(poll[:-2])
+        await client.send(poll[:-2])
         await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
         run.stop.set()
         await run.until(lambda: run.server.guard.drain.is_draining)
         await run.until(lambda: not run.server.guard.drain._may_wait)
-        await client.say(poll[-2:])
+        await client.send(poll[-2:])
         with trio.fail_after(5):
-            assert (await client.hear()).code == "shutting_down"
+            assert (await client.receive()).code == "shutting_down"
 
 
 @pytest.mark.slow

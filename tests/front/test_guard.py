@@ -34,7 +34,7 @@ async def test_each_refusal_has_its_status_and_code_and_keeps_the_connection_ope
 ) -> None:
     async with running() as run:
         client = await run.connect()
-        answer = await client.ask(method, path, body, **headers)
+        answer = await client.request(method, path, body, **headers)
         assert (answer.status, answer.code) == (status, code)
         assert answer.headers["content-type"] == "application/json"
         if status == 405:
@@ -43,14 +43,14 @@ async def test_each_refusal_has_its_status_and_code_and_keeps_the_connection_ope
         if "content_encoding" in headers and code == "invalid_request":
             assert await client.is_closed()
         else:
-            assert (await client.ask("GET", "/v0/health")).status == 200
+            assert (await client.request("GET", "/v0/health")).status == 200
 
 
 HEAD = b"GET /v0/topics HTTP/1.1\r\nHost: x\r\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "is_known"),
+    ("first_bytes", "is_known"),
     [
         (HEAD + b"Authorization: Bearer boss\r\n\r\n", True),
         (HEAD + b"AUTHORIZATION:\tbearer  boss \r\nX-More: begins", True),
@@ -64,12 +64,14 @@ HEAD = b"GET /v0/topics HTTP/1.1\r\nHost: x\r\n"
         (b"", False),
     ],
 )
-def test_the_key_of_a_new_client_is_found_in_its_first_bytes(said: bytes, is_known: bool) -> None:
+def test_the_key_of_a_new_client_is_found_in_its_first_bytes(
+    first_bytes: bytes, is_known: bool
+) -> None:
     access = Access.parse("reader:read,boss")
     boss = access.authenticate(b"boss")
     assert boss is not None
-    assert key_of(access, said) == (boss.digest if is_known else None)
-    assert key_of(Access(), said) is None
+    assert key_of(access, first_bytes) == (boss.digest if is_known else None)
+    assert key_of(Access(), first_bytes) is None
 
 
 async def test_a_renamed_request_equals_a_request_with_that_name() -> None:

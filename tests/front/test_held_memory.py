@@ -153,12 +153,12 @@ async def test_a_slow_reader_is_disconnected_if_its_shared_memory_is_needed() ->
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
     async with running(shards=shards) as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
+        await client.send(request("POST", "/v0/topics/a/diff", b"{}"))
         await run.until(lambda: len(shards.releases) == 1)
         shards.releases[0]()
         await run.until(lambda: shards.replies_out == 0)
         with pytest.raises((EOFError, trio.BrokenResourceError)):
-            await client.hear()
+            await client.receive()
 
 
 async def test_a_response_counts_as_held_as_soon_as_its_head_cannot_be_sent() -> None:
@@ -207,25 +207,25 @@ async def test_above_the_bound_long_reads_of_only_that_key_are_refused() -> None
     settings = Settings(inline_bytes=4096, max_body_bytes=1 << 20, max_held_bytes=70_000_000)
     async with running(shards=shards, settings=settings, keys="greedy,other") as run:
 
-        async def ask(key: str) -> tuple[int, object]:
+        async def send_diff(key: str) -> tuple[int, object]:
             client = await run.connect()
             diff = request("POST", "/v0/topics/a/diff", b"{}", authorization=bearer(key))
-            await client.say(diff)
+            await client.send(diff)
             head = await client.stream.receive_some(12)
             return int(head[9:]), client
 
-        assert (await ask("greedy"))[0] == 200
+        assert (await send_diff("greedy"))[0] == 200
         await run.until(lambda: run.server.connections.held.size > 20_000_000)
         client = await run.connect()
-        answer = await client.ask(
+        answer = await client.request(
             "POST", "/v0/topics/a/diff", b"{}", authorization=bearer("greedy")
         )
         assert (answer.status, answer.code) == (429, "throttled")
         detail = answer.json()["error"]["detail"]
         assert detail == {"limit": "max_held_bytes_per_key", "max": 35_000_000}
         assert answer.headers["retry-after"] == "1"
-        assert (await ask("other"))[0] == 200
-        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert (await send_diff("other"))[0] == 200
+        assert (await client.request("GET", "/v0/health")).status == 200
 
 
 # Unread input

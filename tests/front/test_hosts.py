@@ -35,7 +35,7 @@ async def test_the_host_name_is_checked_first_on_every_route(route: object) -> N
     async with running() as run:
         client = await run.connect()
         path = route.path_of("a").replace(":wid", "w")
-        answer = await client.ask(
+        answer = await client.request(
             route.methods[0],
             path,
             b'{"records":[{"data":1}]}',
@@ -57,7 +57,7 @@ async def test_a_cached_head_with_another_host_name_is_refused_again() -> None:
             ("evil.example", 403),
         ):
             assert (
-                await client.ask("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)
+                await client.request("POST", "/v0/topics/a", b'{"records":[{"data":1}]}', host=host)
             ).status == status
 
 
@@ -128,7 +128,9 @@ def test_only_pages_of_this_host_or_machine_are_not_foreign(
     own = (b"host", host.encode())
     fields = HeadFields([own, (b"origin", origin.encode())])
     assert hosts.is_from_foreign_page(fields) is is_foreign
-    assert not hosts.is_from_foreign_page(HeadFields([own])), "not from a page"
+    assert not hosts.is_from_foreign_page(HeadFields([own])), (
+        "a request without an origin is not from a page"
+    )
     two = HeadFields([own, (b"origin", b"http://" + own[1]), (b"origin", b"http://elsewhere")])
     assert hosts.is_from_foreign_page(two)
 
@@ -161,12 +163,14 @@ def ids(route: Route) -> str:
     return f"{route.method} {route.path}"
 
 
-async def asked(run: Running, method: str, path: str, **fields: str) -> tuple[int, list[Any]]:
+async def send_request(
+    run: Running, method: str, path: str, **fields: str
+) -> tuple[int, list[Any]]:
     """Send a request on its own connection. Return the status and the requests to the shards."""
     run.shards.calls.clear()
     client = await run.connect()
-    await client.say(request(method, path, b"", **fields))
-    status = (await client.hear(method="HEAD")).status
+    await client.send(request(method, path, b"", **fields))
+    status = (await client.receive(method="HEAD")).status
     await client.stream.aclose()
     return status, run.shards.calls
 
@@ -185,14 +189,18 @@ async def test_a_page_of_another_site_can_request_only_documents(
         path = route.path_of("a").replace(":wid", "w")
         for kind, site in itertools.product(BY_PAGES, ["cross-site", "same-site"]):
             method = BY_PAGES[kind][0] if BY_PAGES[kind][0] in route.methods else route.method
-            status, calls = await asked(run, method, path, **HANDSHAKE, **fetched(kind, site))
+            status, calls = await send_request(
+                run, method, path, **HANDSHAKE, **fetched(kind, site)
+            )
             if route.name in DOCUMENTS:
                 assert status in (200, 404), (kind, site)
             else:
                 assert (status, calls) == (403, []), (kind, site)
         for fields in ({"origin": "http://elsewhere"}, {"origin": "null"}):
             for more in ({}, {"sec_fetch_site": "cross-site"}):
-                status, calls = await asked(run, route.method, path, **HANDSHAKE, **fields, **more)
+                status, calls = await send_request(
+                    run, route.method, path, **HANDSHAKE, **fields, **more
+                )
                 assert (status == 403) == (route.name not in DOCUMENTS), (fields, more)
 
 
@@ -206,7 +214,7 @@ async def test_pages_of_the_server_users_and_programs_are_accepted(route: Route)
             {"sec_fetch_site": "same-site", "origin": "http://localhost:3000"},
             {"sec_fetch_site": "a-later-word"},
         ):
-            status, _ = await asked(run, route.method, path, **HANDSHAKE, **fields)
+            status, _ = await send_request(run, route.method, path, **HANDSHAKE, **fields)
             assert status != 403, fields
 
 
@@ -218,14 +226,16 @@ async def test_a_key_and_a_listed_origin_do_not_admit_a_page_request_without_an_
                 for kind, (method, *_) in BY_PAGES.items():
                     if method == "GET":
                         fields = fetched(kind, "cross-site")
-                        assert await asked(run, "GET", path, **fields) == (403, []), kind
+                        assert await send_request(run, "GET", path, **fields) == (403, []), kind
             fields = fetched("fetch", "cross-site") | {"origin": "https://app.example"}
-            assert (await asked(run, "GET", "/v0/watch?token=k", **fields))[0] == 400, "no topic"
+            assert (await send_request(run, "GET", "/v0/watch?token=k", **fields))[0] == 400, (
+                "no topic"
+            )
 
 
 async def test_a_cached_head_of_a_program_does_not_admit_a_page() -> None:
     async with running() as run:
         for site, status in (("", 201), ("cross-site", 403), ("", 200), ("same-site", 403)):
             client = await run.connect()
-            answer = await client.ask("POST", "/v0/topics/a", RECORD, sec_fetch_site=site)
+            answer = await client.request("POST", "/v0/topics/a", RECORD, sec_fetch_site=site)
             assert answer.status == status

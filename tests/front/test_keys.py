@@ -12,7 +12,7 @@ import trio
 from tests.front.conftest import Logged
 from tests.support.fake_shards import FakeReply, FakeShards
 from tests.support.front import HANDSHAKE, RECORD, Running, bearer, running
-from tests.support.raw_client import Answered, RawClient, request
+from tests.support.raw_client import RawClient, RawResponse, request
 from tests.support.ws import TEXT, frame_bytes
 from topics.actors.rpc.session import PendingCall, Reply
 from topics.engine.access import Access
@@ -24,7 +24,7 @@ from topics.front.http.poller import Poller
 from topics.front.keys import Keys
 from topics.front.request import Body
 
-KEYS = "kept,changed:rw,gone"
+KEYS = "kept,changed:rw,removed"
 AFTER = "kept,changed:r,new"  # keys keep their slots, so the order of keys stays the same
 HANG_UP = b'event: error\ndata: {"code":401,"error":"this key was removed"}\n\n'
 POLL = b'{"wait_ms":30000}'
@@ -64,11 +64,11 @@ def shards(gate: trio.Event | None = None) -> Shards:
     return Shards(topics={"a": [], "slow": []}, gate=gate)
 
 
-async def ask(client: RawClient, key: str, path: str = "/v0/topics/a") -> Answered:
-    return await client.ask("POST", path, RECORD, authorization=bearer(key))
+async def append_as(client: RawClient, key: str, path: str = "/v0/topics/a") -> RawResponse:
+    return await client.request("POST", path, RECORD, authorization=bearer(key))
 
 
-async def said(client: RawClient, end: bytes) -> bytes:
+async def read_until(client: RawClient, end: bytes) -> bytes:
     """Read until ``end`` has arrived, and return the buffer."""
     while end not in client._buffer:
         await client._more()
@@ -82,8 +82,8 @@ async def said(client: RawClient, end: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("key", "after", "status"),
     [
-        ("gone", AFTER, 401),
-        ("changed", "kept,changed:w,gone", 403),
+        ("removed", AFTER, 401),
+        ("changed", "kept,changed:w,removed", 403),
         ("changed", "kept,changed:r:slow.", 403),
         ("changed", "kept,changed:r:sl", 200),
         ("kept", AFTER, 200),
@@ -96,50 +96,50 @@ async def test_a_waiting_call_ends_unless_its_key_still_permits_it(
     async with running(keys=KEYS, shards=shards(gate)) as run:
         client = await run.connect()
         path = "/v0/topics/slow/diff"
-        await client.say(request("POST", path, POLL, authorization=bearer(key)))
+        await client.send(request("POST", path, POLL, authorization=bearer(key)))
         await run.until(lambda: run.shards.waiting == 1)
         await run.replace_keys(after)
         if status == 200:
             assert run.shards.waiting == 1
             gate.set()
-        answer = await client.hear()
+        answer = await client.receive()
         assert (answer.status, run.shards.cancelled) == (status, int(status != 200))
-        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert (await client.request("GET", "/v0/health")).status == 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framing", ["declared", "chunked"])
-@pytest.mark.parametrize(("key", "status"), [("gone", 401), ("changed", 403), ("kept", 200)])
+@pytest.mark.parametrize(("key", "status"), [("removed", 401), ("changed", 403), ("kept", 200)])
 async def test_the_key_is_checked_again_after_the_body_has_arrived(
     framing: str, key: str, status: int
 ) -> None:
     async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
         length: dict[str, str] = {"authorization": bearer(key)}
-        whole = RECORD
+        body_bytes = RECORD
         if framing == "chunked":
             length |= {"content_length": "", "transfer_encoding": "chunked"}
-            whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(RECORD), RECORD)
+            body_bytes = b"%x\r\n%b\r\n0\r\n\r\n" % (len(RECORD), RECORD)
         head = request("POST", "/v0/topics/a", RECORD, **length).partition(b"\r\n\r\n")[0]
-        await client.say(head + b"\r\n\r\n" + whole[:-3])
+        await client.send(head + b"\r\n\r\n" + body_bytes[:-3])
         await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
         await run.replace_keys(AFTER)
-        await client.say(whole[-3:])
-        assert (await client.hear()).status == status
+        await client.send(body_bytes[-3:])
+        assert (await client.receive()).status == status
         assert bool(run.shards.topics["a"]) == (status == 200)
 
 
 @pytest.mark.slow
 async def test_names_in_a_body_must_match_the_prefixes_at_its_arrival() -> None:
-    before, after = "kept,changed::a|b,gone", "kept,changed::a,gone"
+    before, after = "kept,changed::a|b,removed", "kept,changed::a,removed"
     async with running(keys=before, shards=shards()) as run:
         client = await run.connect()
-        whole = request("POST", "/v0/topics/a", RECORD, authorization=bearer("changed"))
-        await client.say(whole[:-3])
+        body_bytes = request("POST", "/v0/topics/a", RECORD, authorization=bearer("changed"))
+        await client.send(body_bytes[:-3])
         await run.until(lambda: any(c.body_deadline < 1e18 for c in run.server.connections))
         await run.replace_keys(after)
-        await client.say(whole[-3:])
-        assert (await client.hear()).status == 200
+        await client.send(body_bytes[-3:])
+        assert (await client.receive()).status == 200
         (_, params, _) = run.shards.calls[-1]
         assert params.prefixes == ["a"], "the shard must get the new prefixes"
 
@@ -150,18 +150,20 @@ async def test_names_in_a_body_must_match_the_prefixes_at_its_arrival() -> None:
 async def watch(run: Running, key: str) -> RawClient:
     """Return a client that has received the start of the stream of a watch session."""
     client = await run.connect()
-    made = await client.ask("POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer(key))
+    made = await client.request(
+        "POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer(key)
+    )
     path = made.json()["stream_url"]
-    await client.say(request("GET", path, authorization=bearer(key)))
-    await said(client, b"retry: 2000\n\n")
+    await client.send(request("GET", path, authorization=bearer(key)))
+    await read_until(client, b"retry: 2000\n\n")
     return client
 
 
 async def work(run: Running, key: str) -> RawClient:
     client = await run.connect()
     path = "/v0/topics/a/work?node=n"
-    await client.say(request("GET", path, authorization=bearer(key)))
-    await said(client, b": hb\n\n")
+    await client.send(request("GET", path, authorization=bearer(key)))
+    await read_until(client, b": hb\n\n")
     return client
 
 
@@ -169,18 +171,20 @@ async def work(run: Running, key: str) -> RawClient:
 async def test_a_removed_key_closes_its_socket_and_executes_no_later_command() -> None:
     async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/ws", b"", authorization=bearer("gone"), **HANDSHAKE))
+        await client.send(
+            request("GET", "/v0/ws", b"", authorization=bearer("removed"), **HANDSHAKE)
+        )
         await run.until(lambda: len(run.server.live.streams) == 1)
         (stream,) = run.server.live.streams
         run.keys.replace(AFTER)
         publish = b'{"op":"publish","topic":"a","records":[{"data":1}]}'
         while stream in run.server.live.streams:
-            await client.say(frame_bytes(TEXT, b'{"op":"ping"}', mask=bytes(4)))
+            await client.send(frame_bytes(TEXT, b'{"op":"ping"}', mask=bytes(4)))
             await trio.lowlevel.checkpoint()
-        await client.say(frame_bytes(TEXT, publish, mask=bytes(4)))
-        heard = await said(client, b"\x03\xf0this key was removed")
+        await client.send(frame_bytes(TEXT, publish, mask=bytes(4)))
+        received = await read_until(client, b"\x03\xf0this key was removed")
         error = b'{"op":"error","request_id":null,"code":"unauthorized","message":"this key was'
-        assert error in heard
+        assert error in received
         client._buffer = b""
         assert await client.is_closed()
         assert not run.shards.calls
@@ -191,22 +195,22 @@ async def test_watch_sessions_end_if_the_rights_of_their_key_change() -> None:
     async with running(keys=KEYS, shards=shards()) as run:
         client = await run.connect()
         paths = {}
-        for key in ("kept", "changed", "gone"):
-            made = await client.ask(
+        for key in ("kept", "changed", "removed"):
+            made = await client.request(
                 "POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer(key)
             )
             paths[key] = made.json()["stream_url"]
         await run.replace_keys(AFTER)
-        answer = await client.ask("GET", paths["changed"], authorization=bearer("changed"))
+        answer = await client.request("GET", paths["changed"], authorization=bearer("changed"))
         assert answer.status == 404
-        answer = await client.ask("GET", paths["gone"], authorization=bearer("gone"))
+        answer = await client.request("GET", paths["removed"], authorization=bearer("removed"))
         assert answer.status == 401
         await run.replace_keys(KEYS)
-        answer = await client.ask("GET", paths["gone"], authorization=bearer("gone"))
+        answer = await client.request("GET", paths["removed"], authorization=bearer("removed"))
         assert answer.status == 404
         assert run.server.slots.watch_sessions.used == 1
-        await client.say(request("GET", paths["kept"], authorization=bearer("kept")))
-        await said(client, b"retry: 2000\n\n")
+        await client.send(request("GET", paths["kept"], authorization=bearer("kept")))
+        await read_until(client, b"retry: 2000\n\n")
 
 
 @pytest.mark.slow
@@ -215,11 +219,11 @@ async def test_no_session_is_created_for_a_key_that_was_removed_in_the_meantime(
     async with running(keys=KEYS, shards=shards(gate)) as run:
         client = await run.connect()
         topics = b'{"topics":{"a":{}}}'
-        await client.say(request("POST", "/v0/watch", topics, authorization=bearer("gone")))
+        await client.send(request("POST", "/v0/watch", topics, authorization=bearer("removed")))
         await run.until(lambda: run.server.slots.requests.used_by(_third(run)) == 1)
         await run.replace_keys(AFTER)
         gate.set()
-        assert (await client.hear()).status == 401
+        assert (await client.receive()).status == 401
         assert run.server.slots.watch_sessions.used == 0
 
 
@@ -241,11 +245,11 @@ async def test_no_stream_starts_after_its_key_was_removed() -> None:
     async with running(keys=KEYS, shards=Slow(topics={"a": []})) as run:
         client = await run.connect()
         path = "/v0/topics/a/work?node=n"
-        await client.say(request("GET", path, authorization=bearer("gone")))
+        await client.send(request("GET", path, authorization=bearer("removed")))
         await run.until(lambda: run.server.slots.streams.used_by(_third(run)) == 1)
         await run.replace_keys(AFTER)
         gate.set()
-        assert (await client.hear()).status == 401
+        assert (await client.receive()).status == 401
         await run.until(lambda: run.server.slots.streams.used == 0)
         assert run.shards.calls[-1][0] == "work.close"
 
@@ -256,35 +260,37 @@ async def test_no_stream_starts_after_its_key_was_removed() -> None:
 def test_a_principal_stays_valid_while_its_rights_are_unchanged() -> None:
     before = Access.parse(KEYS)
     keys = Keys(before)
-    kept, changed, gone = before.principals
+    kept, changed, removed = before.principals
     for principal in before.principals:
         assert keys.refusal(principal) is None
     keys.access = Access.parse("gone2,changed:r,kept")
     assert keys.refusal(kept) is None
     keys.check(kept)
-    for principal, message in ((changed, "have changed"), (gone, "was removed")):
+    for principal, message in ((changed, "have changed"), (removed, "was removed")):
         with pytest.raises(Unauthorized, match=message):
             keys.check(principal)
 
 
 CHUNKED: dict[str, Any] = {"content_length": "", "transfer_encoding": "chunked"}
 IN_TASKS = {
-    "a session": request("POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer("gone")),
-    "metrics": request("GET", "/v0/metrics", authorization=bearer("gone")),
-    "a stream": request("GET", "/v0/watch?topic=a", authorization=bearer("gone")),
-    "a socket": request("GET", "/v0/ws", b"", authorization=bearer("gone"), **HANDSHAKE),
-    "jobs": request("GET", "/v0/topics/a/work?node=n", authorization=bearer("gone")),
-    "leases": request("GET", "/v0/topics/a/leases", authorization=bearer("gone")),
-    "a redrive": request("POST", "/v0/topics/a/redrive", b"{}", authorization=bearer("gone")),
-    "a backup": request("GET", "/v0/backup", authorization=bearer("gone")),
+    "a session": request(
+        "POST", "/v0/watch", b'{"topics":{"a":{}}}', authorization=bearer("removed")
+    ),
+    "metrics": request("GET", "/v0/metrics", authorization=bearer("removed")),
+    "a stream": request("GET", "/v0/watch?topic=a", authorization=bearer("removed")),
+    "a socket": request("GET", "/v0/ws", b"", authorization=bearer("removed"), **HANDSHAKE),
+    "jobs": request("GET", "/v0/topics/a/work?node=n", authorization=bearer("removed")),
+    "leases": request("GET", "/v0/topics/a/leases", authorization=bearer("removed")),
+    "a redrive": request("POST", "/v0/topics/a/redrive", b"{}", authorization=bearer("removed")),
+    "a backup": request("GET", "/v0/backup", authorization=bearer("removed")),
     "a long body": request(
-        "POST", "/v0/topics/a", b'{"records":[]}' + b" " * 70_000, authorization=bearer("gone")
+        "POST", "/v0/topics/a", b'{"records":[]}' + b" " * 70_000, authorization=bearer("removed")
     ),
     "a chunked body": request(
         "POST",
         "/v0/topics/a",
         b"",
-        authorization=bearer("gone"),
+        authorization=bearer("removed"),
         content_type="application/json",
         **CHUNKED,
     )
@@ -308,12 +314,12 @@ async def test_a_key_that_is_removed_before_the_task_of_its_request_runs_is_refu
 
         monkeypatch.setattr(Poller, "start", start_late)
         client = await run.connect()
-        await client.say(IN_TASKS[kind])
-        answer = await client.hear()
+        await client.send(IN_TASKS[kind])
+        answer = await client.receive()
         assert (answer.status, answer.code) == (401, "unauthorized")
         assert started
         assert not run.shards.topics["a"]
-        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert (await client.request("GET", "/v0/health")).status == 200
     assert logged == []
 
 
@@ -331,12 +337,14 @@ async def test_a_key_that_is_removed_while_the_admin_plane_loads_is_refused() ->
         try:
             client = await run.connect()
             long = b"{}" + b" " * 9000
-            await client.say(request("PUT", "/v0/routers/b", long, authorization=bearer("gone")))
+            await client.send(
+                request("PUT", "/v0/routers/b", long, authorization=bearer("removed"))
+            )
             await run.until(run.server._admin._wanted.is_set)
             assert run.shards.blocks_out == 1
             await run.replace_keys(AFTER)
         finally:
             opened.set()
-        answer = await client.hear()
+        answer = await client.receive()
         assert (answer.status, answer.code) == (401, "unauthorized")
         assert "b" not in run.shards.routers

@@ -66,6 +66,6 @@ async def test_without_a_key_a_query_that_is_too_long_gets_401(query: str, path:
     async with running(keys="sesame") as run:
         client = await run.connect()
         if path != "/v0/health":
-            assert (await client.ask("GET", f"{path}?{query}")).code == "unauthorized"
-        answer = await client.ask("GET", f"{path}?{query}", authorization="Bearer sesame")
+            assert (await client.request("GET", f"{path}?{query}")).code == "unauthorized"
+        answer = await client.request("GET", f"{path}?{query}", authorization="Bearer sesame")
         assert (answer.status, answer.code) == (400, "invalid_request")

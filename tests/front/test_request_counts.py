@@ -22,7 +22,7 @@ def series(board: Board, name: str) -> dict[tuple[str, ...], Value]:
     return {tuple(value for _, value in labels): value for labels, value in found}
 
 
-def flushed(counts: RequestCounts, board: Board) -> None:
+def flush(counts: RequestCounts, board: Board) -> None:
     CounterCells(board, FRONT).store(counts.values())
 
 
@@ -32,7 +32,7 @@ def test_requests_are_counted_by_route_and_status_with_their_bytes() -> None:
     for _ in range(2):
         counts.count(APPEND, 200, 0.001, 100, 50)
     counts.count(DIFF, 429, 0.001, 10, 20)
-    flushed(counts, board)
+    flush(counts, board)
     assert series(board, "topics_http_requests_total") == {
         ("append", "200"): 2,
         ("append", "201"): 1,
@@ -46,7 +46,7 @@ def test_requests_without_a_response_or_with_an_unknown_status_count_as_other() 
     counts, board = RequestCounts(), Board(1)
     for status in (0, 418):
         counts.count(APPEND, status, 0.1, 1, 1)
-    flushed(counts, board)
+    flush(counts, board)
     assert series(board, "topics_http_requests_total") == {("append", "other"): 2}
 
 
@@ -55,7 +55,7 @@ def test_a_duration_counts_in_the_first_bucket_that_includes_it() -> None:
     times = (0.0, 0.00025, 0.000251, 10.0, 3600.0)
     for seconds in times:
         counts.count(DIFF, 200, seconds, 0, 0)
-    flushed(counts, board)
+    flush(counts, board)
     found = series(board, "topics_http_request_duration_us")[("diff",)]
     assert isinstance(found, Histogram)
     assert found.buckets == [2, 1, *[0] * (len(LATENCY_BOUNDS_US) - 3), 1, 1]
@@ -67,7 +67,7 @@ def test_counts_continue_in_the_counters_of_a_previous_process() -> None:
     for _ in range(2):
         counts = RequestCounts()
         counts.count(APPEND, 200, 0.5, 7, 8)
-        flushed(counts, board)
+        flush(counts, board)
     assert series(board, "topics_http_requests_total") == {("append", "200"): 2}
     found = series(board, "topics_http_request_duration_us")[("append",)]
     assert isinstance(found, Histogram)

@@ -54,7 +54,7 @@ async def test_the_field_has_the_values_of_the_response_body(gzip: str) -> None:
             ("GET", "/v0/topics/none?server_timing=true", b""),
             ("GET", "/v0/health?server_timing=true", b""),
         ):
-            answer = await client.ask(method, path, body, accept_encoding=gzip)
+            answer = await client.request(method, path, body, accept_encoding=gzip)
             total = answer.json()["performance"]["server_total_ms"]
             name, _, shown = answer.headers["server-timing"].split(", ")[0].partition(";dur=")
             assert (name, float(shown)) == ("total", total)

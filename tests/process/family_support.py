@@ -100,17 +100,17 @@ class Family:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return socket.create_connection((host, int(port)), WITHIN_S)
 
-    def ask(self) -> dict[str, Any]:
+    def front_state(self) -> dict[str, Any]:
         """Return the state that a front reports."""
         with self.connect() as connection, connection.makefile() as answer:
             return dict(json.loads(answer.readline()))
 
-    def ask_until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def wait_for_state(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Request the front's state until the condition holds. Each request takes one tick of the
         front.
         """
         deadline = time.monotonic() + WITHIN_S
-        while not holds(answer := self.ask()):
+        while not holds(answer := self.front_state()):
             assert time.monotonic() < deadline, answer
         return answer
 
@@ -122,7 +122,7 @@ def wait_until_exited(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert is_readable(descriptor, WITHIN_S), f"process {pid} lives on"
+        assert is_readable(descriptor, WITHIN_S), f"process {pid} is still running"
     finally:
         os.close(descriptor)
 
@@ -144,6 +144,6 @@ class Systemd:
         seen: list[str] = []
         deadline = time.monotonic() + WITHIN_S
         while not seen or seen[-1] != line:
-            assert time.monotonic() < deadline, f"no {line}, only {seen}"
+            assert time.monotonic() < deadline, f"{line} expected, received {seen}"
             seen.append(self.next())
         return seen

@@ -41,7 +41,7 @@ BEFORE: dict[str, tuple[Any, str]] = {
     "front serves": (Server, "run"),
     "last checkpoint": (Sealing, "write_last"),
 }
-BEHIND: dict[str, tuple[Any, str]] = {
+AFTER: dict[str, tuple[Any, str]] = {
     "reset of signals": (process, "_reset_signals"),
     "recovery": (shard_writer, "recover"),
     "start of the loop": (EventLoop, "__init__"),
@@ -53,14 +53,14 @@ BEHIND: dict[str, tuple[Any, str]] = {
 def interrupt(gap: str) -> None:
     """Make the process send itself the signal when it reaches this point."""
     side, _, name = gap.partition(" ")
-    owner, attribute = {"before": BEFORE, "behind": BEHIND}[side][name]
+    owner, attribute = {"before": BEFORE, "after": AFTER}[side][name]
     function = getattr(owner, attribute)
 
     def called(*args: Any, **named: Any) -> Any:
         if side == "before":
             os.kill(os.getpid(), signal.SIGTERM)
         result = function(*args, **named)
-        if side == "behind":
+        if side == "after":
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 
@@ -101,10 +101,10 @@ def end_of_case(kind: str, gap: str, data_dir: Path) -> int:
         else:
             front.main(settings, KeyTable(), board, links, listener)
 
-    words = board.shard(0) if kind == "shard" else board.front
+    cells = board.shard(0) if kind == "shard" else board.front
     pid = process.fork(f"{kind} 0", run)
     waits = gap in ("at work", "before last checkpoint")
-    return end_of(pid, lambda: words.state.name, interrupted=not waits)
+    return end_of(pid, lambda: cells.state.name, interrupted=not waits)
 
 
 def main(folder: Path, cases: list[str]) -> None:

@@ -50,7 +50,7 @@ def obey(name: str) -> str:
     """Follow an order that ends the process, or return the order."""
     todo = order(name)
     if todo == "raise":
-        raise RuntimeError("told to fail, with a Bearer s3cret")
+        raise RuntimeError("raised by the test, with a Bearer s3cret")
     if todo.startswith("exit"):
         raise SystemExit(int(todo.split()[1]))
     signals = dict(
@@ -93,36 +93,36 @@ def make_mains(_settings: Settings, shared: Shared) -> ChildMains:
     board, listener = shared.board, shared.listener
 
     def shard(index: int) -> None:
-        name, words = f"shard-{index}", board.shard(index)
-        words.state = ShardState.STARTING
+        name, cells = f"shard-{index}", board.shard(index)
+        cells.state = ShardState.STARTING
         todo = obey(name)
-        words.state = ShardState.RECOVERING
+        cells.state = ShardState.RECOVERING
         while order(name) == "replay":
-            words.progress_ppm = 250_000
-            words.heartbeat_ms = now_ms()
+            cells.progress_ppm = 250_000
+            cells.heartbeat_ms = now_ms()
             time.sleep(TICK_INTERVAL_S)
-        words.state = ShardState.READY
+        cells.state = ShardState.READY
         while not stop_requested(name):
             if todo != "stuck":
-                words.heartbeat_ms = now_ms()
+                cells.heartbeat_ms = now_ms()
 
     def front() -> None:
-        name, words = "front-0", board.front
+        name, cells = "front-0", board.front
         obey(name)
         while order(name) == "wait":
             time.sleep(TICK_INTERVAL_S)
-        words.state = FrontState.SERVING
+        cells.state = FrontState.SERVING
         listener.setblocking(False)
         while not stop_requested(name):
-            words.heartbeat_ms = now_ms()
-            answer_all()
+            cells.heartbeat_ms = now_ms()
+            report_to_all()
         log.info(
             "front stops",
             draining=board.draining,
             shards_alive=[bool(board.shard(i).pid) for i in range(board.shards)],
         )
 
-    def answer_all() -> None:
+    def report_to_all() -> None:
         while True:
             try:
                 connection, _ = listener.accept()

@@ -55,7 +55,7 @@ def test_a_loopback_address_without_keys_is_allowed(host: str) -> None:
     assert not boot.read({"TOPICS_HOST": host}).access.enabled
 
 
-# Where keys come from
+# Sources of keys
 
 
 def test_keys_of_all_sources_are_used_and_files_may_have_lines_and_comments(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ PROGRAM = """
 import gc, sys, threading
 from topics.process import serve
 before = gc.isenabled(), gc.get_freeze_count()
-wanted = {"trio", "topics.actors.rpc.message_router", "topics.process.shard_writer"}
+parent_modules = {"trio", "topics.actors.rpc.message_router", "topics.process.shard_writer"}
 for load in (serve.load_shared, serve.load_shard):
     load()
     print(
-        sorted(wanted & {*sys.modules}),
+        sorted(parent_modules & {*sys.modules}),
         [name for name in sys.modules if name.startswith(("topics.front", "topics.process.front"))],
         threading.active_count(),
         before[0] and gc.isenabled(),
@@ -233,13 +233,13 @@ def write_modules(*_):
     file.with_suffix(".part").write_text(" ".join(sys.modules))
     file.with_suffix(".part").rename(file)
 
-def write_when_asked():
-    while not (folder / "asked").exists():
+def write_when_requested():
+    while not (folder / "requested").exists():
         time.sleep(0.02)
     write_modules()
 
 signal.signal(signal.SIGUSR1, write_modules)  # in the parent, which may have no threads
-os.register_at_fork(after_in_child=threading.Thread(target=write_when_asked, daemon=True).start)
+os.register_at_fork(after_in_child=threading.Thread(target=write_when_requested, daemon=True).start)
 runpy.run_path("supervisor.py", run_name="__main__")
 """
 FOR_PEOPLE = {"httpx2", "httpcore2", "anyio", "rich", "markdown_it", "pygments"}
@@ -266,7 +266,7 @@ def test_no_process_of_a_server_imports_the_client_the_commands_or_their_librari
         ok(api.append("orders", [1]), 201)
         ok(api.put("jobs", {"type": "queue"}), 201)
         ok(api.call("GET", "/v0/topics/jobs/leases"))  # Served by the admin plane
-        (tmp_path / "asked").touch()
+        (tmp_path / "requested").touch()
         os.kill(server.pid, signal.SIGUSR1)
         front, shard = (server.roles()[role] for role in ("front 0", "shard 0"))
         processes = {

@@ -21,14 +21,14 @@ def end_of(main):
     return os.waitstatus_to_exitcode(os.waitpid(children.fork("child", main), 0)[1])
 
 def fail():
-    raise RuntimeError("told to fail")
+    raise RuntimeError("raised by the test")
 
-def lose_a_thread():
+def fail_in_a_thread():
     threading.Thread(target=fail, name="a thread").start()
     time.sleep(60)
 
 logs.configure("parent")
-mains = (lambda: None), (lambda: sys.exit(7)), sys.exit, fail, lose_a_thread
+mains = (lambda: None), (lambda: sys.exit(7)), sys.exit, fail, fail_in_a_thread
 print(*map(end_of, mains))
 """
 NAME_AND_SIGNALS = """
@@ -77,7 +77,7 @@ def test_a_child_exits_with_the_code_of_its_main_and_logs_uncaught_exceptions() 
     assert done.stdout.split() == ["0", "7", "0", "1", "1"]
     assert done.stderr.count('"process failed"') == 1
     assert done.stderr.count('"thread failed"') == 1
-    assert done.stderr.count("RuntimeError: told to fail") == 2
+    assert done.stderr.count("RuntimeError: raised by the test") == 2
 
 
 def test_a_child_has_its_own_name_and_inherits_no_signal_handler() -> None:
@@ -126,11 +126,11 @@ def test_the_end_of_a_process_is_described_by_its_exit_code_or_its_signal(
 def test_the_file_limit_is_raised_to_the_hard_limit_and_never_lowered(
     monkeypatch: pytest.MonkeyPatch, before: int, hard: int, after: int
 ) -> None:
-    wanted: list[tuple[int, int]] = []
+    limits_set: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (before, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _kind, limits: wanted.append(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _kind, limits: limits_set.append(limits))
     assert children.raise_file_limit() == (before, after)
-    assert wanted == ([(after, hard)] if after != before else [])
+    assert limits_set == ([(after, hard)] if after != before else [])
 
 
 def test_a_file_limit_that_cannot_be_raised_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

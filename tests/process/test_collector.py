@@ -34,7 +34,7 @@ from topics.process.collector import FREEZE_OBJECTS, freeze_survivors
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restore_collector() -> Iterator[None]:
     callbacks, enabled, thresholds = [*gc.callbacks], gc.isenabled(), gc.get_threshold()
     yield
     gc.callbacks[:] = callbacks
@@ -87,8 +87,8 @@ def _observed_at(objects: list[list[int]]) -> int:
     """Return how many of these objects are not frozen. Plain counts would include objects of other
     threads.
     """
-    wanted = {id(each) for each in objects}
-    return sum(id(each) in wanted for each in gc.get_objects())
+    ids = {id(each) for each in objects}
+    return sum(id(each) in ids for each in gc.get_objects())
 
 
 @pytest.mark.slow
@@ -100,13 +100,13 @@ def test_a_shard_creates_no_reference_cycles(
     no_syncs(monkeypatch)
     eager_merges(monkeypatch)
     client = Sealer(tmp_path / "data")
-    turn(client)
-    left = circles(lambda: turn(client))
+    run_all_changes(client)
+    left = cycles(lambda: run_all_changes(client))
     client.kill()
     assert not left
 
 
-def turn(client: Sealer) -> None:
+def run_all_changes(client: Sealer) -> None:
     for number in range(6):
         fill(client, f"t{number}", "kept", rounds=6)
         delete(client, f"t{number}", match=TagMatch("Eq", "even"))
@@ -119,7 +119,7 @@ def turn(client: Sealer) -> None:
     client.later(200_000)
 
 
-def circles(act: Callable[[], None]) -> list[str]:
+def cycles(act: Callable[[], None]) -> list[str]:
     gc.collect()
     gc.disable()
     act()
@@ -131,13 +131,13 @@ class InspectedServer(Server):
 
     module, zygote = "tests.support.reference_cycles", None
 
-    def circles(self, number: int) -> list[str]:
+    def cycles(self, number: int) -> list[str]:
         """Return the cycles that the front has created since the previous signal. This is signal
         ``number``.
         """
         assert self.log is not None, "the server has exited"
         os.kill(self.roles()["front 0"], signal.SIGUSR1)
-        return list(self.log.event(f"circles {number}", 10)["kinds"])
+        return list(self.log.event(f"cycles {number}", 10)["kinds"])
 
 
 HELD = b'{"node":"n","wait_ms":20}'
@@ -161,7 +161,7 @@ REQUESTS = [
     ("POST", "/v0/topics/a/claim", HELD),
     ("POST", "/v0/watch", WATCH),
 ]
-SAID = [
+INPUTS = [
     *(request(*each) for each in REQUESTS),
     request("GET", "/v0/watch?topic=a", None),
     request("GET", "/v0/watch?topic=none", None),
@@ -182,19 +182,19 @@ def test_a_front_creates_no_reference_cycles(tmp_path: Path) -> None:
         with Api(server.address) as api:
             ok(api.put("a"), 201)
             ok(api.put("q", {"type": "queue"}), 201)
-        server.circles(1)  # Cycles of its start
-        for said in SAID:
-            leave_after(server, said)
+        server.cycles(1)  # Cycles of its start
+        for data in INPUTS:
+            leave_after(server, data)
         with Api(server.address) as api:
             wait_for_none(api)
-        left = server.circles(2)
+        left = server.cycles(2)
     assert not left, ", ".join(left)
 
 
-def leave_after(server: Server, said: bytes) -> None:
+def leave_after(server: Server, data: bytes) -> None:
     """Connect, send these bytes, read the response and disconnect."""
     with socket.create_connection(server.address, timeout=5) as client:
-        client.sendall(said)
+        client.sendall(data)
         client.settimeout(0.2)
         with contextlib.suppress(TimeoutError):
             while client.recv(65536):

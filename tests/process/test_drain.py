@@ -33,7 +33,7 @@ def test_a_hang_up_signal_does_not_stop_a_server(home: Path, through: list[str])
     with Family(home, through=through, TOPICS_DRAIN_MS="1000") as family:
         family.started().signal(signal.SIGHUP)
         assert family.wait_for("signal ignored")["reason"] == "there is no key file"
-        assert family.ask()["shards"]
+        assert family.front_state()["shards"]
         family.order("front-0", "stubborn")
         family.signal(signal.SIGTERM)
         family.wait_for("signal received", signal="SIGTERM")

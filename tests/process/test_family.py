@@ -75,16 +75,16 @@ def test_a_forked_child_is_on_the_board_with_its_pid_and_spawn_count(
     family: Family, shared: Shared
 ) -> None:
     family.spawn(family.shards[1], 5.0)
-    words = shared.board.shard(1)
-    assert (words.pid, words.spawns) == (101, 1)
+    cells = shared.board.shard(1)
+    assert (cells.pid, cells.spawns) == (101, 1)
     assert family.alive() == [family.shards[1]]
 
 
 def test_a_failed_fork_is_scheduled_again(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(*_: object, **__: object) -> int:
-        raise BlockingIOError(11, "no room for a process")
+    def failing_fork(*_: object, **__: object) -> int:
+        raise BlockingIOError(11, "no resources for a process")
 
-    monkeypatch.setattr(module, "fork", no_room)
+    monkeypatch.setattr(module, "fork", failing_fork)
     child = family.front
     for _ in range(3):
         family.spawn(child, 10.0)
@@ -229,20 +229,20 @@ def test_half_a_minute_of_service_resets_the_restart_delay_but_recovery_does_not
 def test_a_shard_whose_loop_hangs_in_the_disk_is_alive_while_its_silence_grows() -> None:
     child = a_child()
     live(child, 100.0, 0.0)
-    words = child.cells
-    assert isinstance(words, ShardCells)
+    cells = child.cells
+    assert isinstance(cells, ShardCells)
     for second in range(1, 61):
-        words.disk_silent_ms = second * 1000
+        cells.disk_silent_ms = second * 1000
         assert child.watch(100.0 + second) == 0.0
     assert child.watch(161.0) == 1.0
 
 
 def test_a_heartbeat_counts_only_for_the_process_that_gave_it() -> None:
     child = a_child()
-    for beat_ms in (100, 200):
+    for heartbeat_ms in (100, 200):
         child.begin(0.0)
         assert not child.has_heartbeat
-        child.cells.heartbeat_ms = beat_ms
+        child.cells.heartbeat_ms = heartbeat_ms
         assert child.has_heartbeat
 
 

@@ -23,7 +23,7 @@ Serve = Callable[[Server, socket.socket, trio.Event], Awaitable[None]]
 
 
 @pytest.fixture
-def sigterm_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restore_sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     yield
@@ -37,24 +37,24 @@ def run(monkeypatch: pytest.MonkeyPatch, board: Board, serve: Serve) -> None:
         front.main(Settings(), KeyTable(), board, [], listener)
 
 
-@pytest.mark.usefixtures("sigterm_as_before")
+@pytest.mark.usefixtures("restore_sigterm")
 def test_a_sigterm_drains_a_serving_front(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
-    words = board.front
+    cells = board.front
     states: list[FrontState] = []
 
     async def serve(_server: Server, _listener: socket.socket, stop: trio.Event) -> None:
-        states.append(words.state)
+        states.append(cells.state)
         signal.raise_signal(signal.SIGTERM)
         await stop.wait()
-        states.append(words.state)
+        states.append(cells.state)
 
     run(monkeypatch, board, serve)
     assert states == [FrontState.SERVING, FrontState.DRAINING]
-    assert words.state is FrontState.DOWN
+    assert cells.state is FrontState.DOWN
 
 
-@pytest.mark.usefixtures("sigterm_as_before")
+@pytest.mark.usefixtures("restore_sigterm")
 def test_a_sigterm_before_the_front_serves_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(1)
     stopped: list[bool] = []

@@ -83,7 +83,7 @@ def test_a_child_without_heartbeats_is_reported_killed_and_replaced(
             assert family.wait_for("process died")["child_pid"] == stopped
             assert family.wait_for("process started")["child"] == f"{kind} 0"
             # Until then the status is that of a replay.
-            family.ask_until(lambda seen: seen["shards"][0][0] == "READY")
+            family.wait_for_state(lambda seen: seen["shards"][0][0] == "READY")
         systemd.until("WATCHDOG=1")
 
 
@@ -139,7 +139,7 @@ def test_no_process_is_killed_after_a_suspend_of_the_machine(home: Path) -> None
         time.sleep(4)  # Longer than the heartbeat timeout of any process
         for pid in everyone:  # Continue the supervisor first, when all heartbeats are old
             os.kill(pid, signal.SIGCONT)
-        family.ask()
+        family.front_state()
         family.signal(signal.SIGTERM)
         assert family.end() == 0
         assert not family.events("process stalled")

@@ -50,8 +50,8 @@ class Server:
     def keys(self) -> Access:
         return self.reload.table.read()[1]
 
-    def known(self, *asked: str) -> list[bool]:
-        return [self.keys().authenticate(secret.encode()) is not None for secret in asked]
+    def known(self, *texts: str) -> list[bool]:
+        return [self.keys().authenticate(secret.encode()) is not None for secret in texts]
 
 
 @pytest.fixture
@@ -184,8 +184,8 @@ def file(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "keys", "TOPICS_API_KEYS_FILE")
 
 
-def secrets(access: Access, *asked: str) -> list[bool]:
-    return [access.authenticate(secret.encode()) is not None for secret in asked]
+def secrets(access: Access, *texts: str) -> list[bool]:
+    return [access.authenticate(secret.encode()) is not None for secret in texts]
 
 
 def test_the_file_and_the_credential_are_found_and_a_missing_credential_is_ignored(

@@ -52,7 +52,7 @@ class StreamSink(DescriptorSink):
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
@@ -118,7 +118,7 @@ def test_an_exception_is_logged_with_its_traceback(out: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"header": "Authorization: Bearer s3cret"},
         {"authorization": "s3cret"},
@@ -132,11 +132,11 @@ def test_an_exception_is_logged_with_its_traceback(out: io.StringIO) -> None:
     ],
 )
 def test_tokens_and_query_strings_are_never_logged(
-    out: io.StringIO, told: dict[str, object]
+    out: io.StringIO, fields: dict[str, object]
 ) -> None:
-    structlog.get_logger().info("event", **told)
+    structlog.get_logger().info("event", **fields)
     assert "s3cret" not in out.getvalue()
-    assert next(iter(told)) in lines(out)[0]
+    assert next(iter(fields)) in lines(out)[0]
 
 
 def test_tokens_are_removed_from_messages_and_tracebacks(out: io.StringIO) -> None:
@@ -169,7 +169,7 @@ def test_a_terminal_gets_readable_lines_in_colour_unless_disabled(
     assert ("\x1b[" in terminal.getvalue()) == (not no_color)
 
 
-class Unshowable:
+class Unprintable:
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -179,27 +179,27 @@ class Unshowable:
 def test_a_value_that_cannot_be_shown_costs_only_its_field_and_raises_nothing(
     out: io.StringIO,
 ) -> None:
-    structlog.get_logger().info("odd", value=Unshowable())
+    structlog.get_logger().info("odd", value=Unprintable())
     logs._Forward().emit(logging.LogRecord("library", logging.INFO, "", 1, "%d of %d", (1,), None))
     assert [line["event"] for line in lines(out)] == ["odd", "%d of %d"]
 
 
 def test_an_uncaught_exception_is_logged_like_any_other(out: io.StringIO) -> None:
-    class Leaving:
+    class FailingDestructor:
         def __del__(self) -> None:
-            raise RuntimeError("on the way out")
+            raise RuntimeError("in a destructor")
 
-    error = RuntimeError("no way on")
+    error = RuntimeError("fatal error")
     sys.excepthook(RuntimeError, error, error.__traceback__)
-    Leaving()
+    FailingDestructor()
     thread = threading.Thread(target=lambda: int("gone"), name="helper")
     thread.start()
     thread.join()
     uncaught, unraisable, in_thread = lines(out)
     assert (uncaught["level"], uncaught["event"]) == ("critical", "process failed")
-    assert "no way on" in str(uncaught["exception"])
+    assert "fatal error" in str(uncaught["exception"])
     assert unraisable["level"] == "error"
-    assert "on the way out" in str(unraisable["exception"])
+    assert "in a destructor" in str(unraisable["exception"])
     assert (in_thread["level"], in_thread["thread"]) == ("critical", "helper")
     assert "ValueError" in str(in_thread["exception"])
 
@@ -277,10 +277,10 @@ LINE = "x" * 99
 def in_time() -> Iterator[None]:
     """End a blocking write by an alarm, which raises an exception."""
 
-    def waited(*_: object) -> None:
+    def expire(*_: object) -> None:
         raise AssertionError("it waits")
 
-    before = signal.signal(signal.SIGALRM, waited)
+    before = signal.signal(signal.SIGALRM, expire)
     signal.alarm(10)
     yield
     signal.alarm(0)
@@ -314,12 +314,12 @@ def drain(fd: int) -> bytes:
     os.set_blocking(fd, False)
     found = b""
     with contextlib.suppress(BlockingIOError):
-        while piece := os.read(fd, 1 << 16):
-            found += piece
+        while chunk := os.read(fd, 1 << 16):
+            found += chunk
     return found
 
 
-def no_second_opening(*_: object) -> int:
+def refuse_open(*_: object) -> int:
     raise PermissionError
 
 
@@ -331,12 +331,12 @@ def test_a_reader_that_does_not_read_costs_lines_but_no_time(
 ) -> None:
     reader, writer = reading_end(kind, opened)
     if not again:
-        monkeypatch.setattr(os, "open", no_second_opening)
+        monkeypatch.setattr(os, "open", refuse_open)
     sink = sink_of(writer, opened)
     monkeypatch.undo()
-    came = sum(sink.write(LINE) for _ in range(LINES))
-    assert 10 <= came < LINES
-    assert sink.dropped == LINES - came
+    accepted = sum(sink.write(LINE) for _ in range(LINES))
+    assert 10 <= accepted < LINES
+    assert sink.dropped == LINES - accepted
     assert os.get_blocking(writer), "other processes share the file description"
     drain(reader)
     assert sink.write("back")
@@ -385,7 +385,7 @@ from topics.process import logs
 logs.configure("supervisor")
 opened = os.open("/proc/self/status", os.O_RDONLY)
 import structlog
-structlog.get_logger().info("nobody hears this")
+structlog.get_logger().info("this line is lost")
 print("nor this"); print("nor this", file=sys.stderr)
 sys.stdout.flush()
 os._exit(0 if opened > 2 and os.readlink("/proc/self/fd/2") == "/dev/null" else 1)

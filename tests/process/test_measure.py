@@ -30,10 +30,10 @@ async def test_each_tick_stores_its_lag_and_the_counters_of_links_and_process(
     pair = Pair()
     pair.connect()
     pair.shard.link.send("s", b"12345")
-    words = CounterCells(pair.board, shard_id(0))
+    cells = CounterCells(pair.board, shard_id(0))
     fsyncs = iter(range(3, 100))
     nursery.start_soon(
-        measure, words, [pair.shard.link], lambda: {"topics_wal_fsyncs_total": next(fsyncs)}
+        measure, cells, [pair.shard.link], lambda: {"topics_wal_fsyncs_total": next(fsyncs)}
     )
     await trio.sleep(2.5 * TICK_INTERVAL_S)
     found = {family.name: [*family.series] for family in counters.families(pair.board)}

@@ -29,7 +29,7 @@ def test_a_server_logs_its_url_and_is_ready_when_every_shard_is_ready(home: Path
         assert any(line["event"] == "authentication disabled" for line in family.seen)
         family.url = listening["url"]
         family.wait_for("ready")
-        answer = family.ask()
+        answer = family.front_state()
         assert [shard[0] for shard in answer["shards"]] == ["READY", "READY"]
         assert (answer["keys"], answer["dumpable"]) == (0, 1)
 
@@ -76,7 +76,7 @@ def test_every_process_has_its_own_name_signals_and_sockets(home: Path) -> None:
             assert ignored & 1 << signal.SIGHUP - 1
             assert not handled & 1 << signal.SIGTERM - 1
             assert not handled & 1 << signal.SIGCHLD - 1
-        answer = family.ask()
+        answer = family.front_state()
         assert (answer["keys"], answer["dumpable"]) == (2, 0)
         listening = [
             line.split()
@@ -107,7 +107,7 @@ def test_a_second_server_on_the_data_directory_is_refused_with_the_pid_of_the_fi
             assert second.events("start failed")[0]["reason"].endswith(
                 f"is in use by process {first.process.pid}"
             )
-        assert first.ask()["shards"]
+        assert first.front_state()["shards"]
 
 
 def test_a_port_in_use_is_refused(home: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_stored_shard_count_is_kept_and_logged(home: Path) -> None:
     with Family(home, TOPICS_SHARDS="5") as family:
         kept = family.wait_for("stored shard count kept")
         assert (kept["shards"], kept["configured"]) == (2, 5)
-        assert len(family.started().ask()["shards"]) == 2
+        assert len(family.started().front_state()["shards"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_any_origin_without_keys_logs_a_warning(
     more = {"TOPICS_API_KEYS": keys} if keys else {}
     with Family(home, TOPICS_CORS_ORIGINS=origins, **more) as family:
         family.wait_for("listening")
-        told = [
+        warnings = [
             event for event in family.seen if event["event"] == "cross-origin access unrestricted"
         ]
-        assert bool(told) is is_warned
-        assert all("TOPICS_CORS_ORIGINS" in event["reason"] for event in told)
+        assert bool(warnings) is is_warned
+        assert all("TOPICS_CORS_ORIGINS" in event["reason"] for event in warnings)
 
 
 def test_an_unknown_format_version_is_refused_with_status_3(home: Path) -> None:
@@ -178,19 +178,19 @@ def test_a_hang_up_reloads_the_keys_also_for_a_front_that_starts_later(home: Pat
         family.signal(signal.SIGHUP)
         family.url = family.wait_for("listening")["url"]
         assert family.wait_for("keys reloaded")["keys"] == 3
-        family.ask_until(lambda seen: seen["keys"] == 3)
+        family.wait_for_state(lambda seen: seen["keys"] == 3)
         file.write_text("hunter2:fly")
         family.signal(signal.SIGHUP)
         failed = family.wait_for("keys not reloaded")
         assert failed["level"] == "error"
         assert failed["reason"].startswith(f"TOPICS_API_KEYS_FILE='{file}': entry 1: a scope")
-        assert family.ask()["keys"] == 3
+        assert family.front_state()["keys"] == 3
         file.write_text("one\ntwo\nthree\nfour")
         family.signal(signal.SIGHUP)
         family.wait_for("keys reloaded")
-        before = family.ask()["pid"]
+        before = family.front_state()["pid"]
         os.kill(before, signal.SIGKILL)
-        family.ask_until(lambda seen: seen["pid"] != before and seen["keys"] == 5)
+        family.wait_for_state(lambda seen: seen["pid"] != before and seen["keys"] == 5)
         family.signal(signal.SIGTERM)
         assert family.end() == 0
         assert "hunter2" not in json.dumps(family.seen)

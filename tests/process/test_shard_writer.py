@@ -27,7 +27,7 @@ from topics.storage.start_progress import StartProgress
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restore_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     handler, interval = signal.getsignal(signal.SIGTERM), sys.getswitchinterval()
     monkeypatch.setattr(gc, "freeze", lambda: None)
     yield
@@ -97,10 +97,10 @@ def test_recovery_updates_its_progress_and_its_heartbeat(monkeypatch: pytest.Mon
     seen: list[tuple[ShardState, int, bool]] = []
 
     def recover(*_: object, report: Any, **__: object) -> None:
-        words = board.shard(0)
+        cells = board.shard(0)
         for share in (0.25, 1.0):
             report(share)
-            seen.append((words.state, words.progress_ppm, words.heartbeat_ms > 0))
+            seen.append((cells.state, cells.progress_ppm, cells.heartbeat_ms > 0))
         raise OSError("enough")
 
     monkeypatch.setattr(shard_writer, "recover", recover)

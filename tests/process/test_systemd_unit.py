@@ -51,9 +51,9 @@ def test_a_server_without_a_readable_boot_id_warns_about_the_consequence(tmp_pat
                 break
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=20)
-    told = seen["boot id unreadable"]
-    assert (told["level"], told["path"]) == ("warning", "/proc/not-there")
-    assert told["effect"] == "unsynced records count as lost after each kill"
+    warning = seen["boot id unreadable"]
+    assert (warning["level"], warning["path"]) == ("warning", "/proc/not-there")
+    assert warning["effect"] == "unsynced records count as lost after each kill"
 
 
 def test_systemd_does_not_restart_a_server_if_a_restart_cannot_help() -> None:
@@ -69,7 +69,7 @@ def test_a_reload_of_the_unit_sends_a_hang_up_after_the_credential_was_copied_ag
 
 
 def test_the_unit_has_no_privileges_and_sees_only_its_own_data() -> None:
-    wanted = {
+    expected = {
         "DynamicUser": "yes",
         "NoNewPrivileges": "yes",
         "CapabilityBoundingSet": "",
@@ -87,7 +87,7 @@ def test_the_unit_has_no_privileges_and_sees_only_its_own_data() -> None:
         "IPAddressDeny": "any",
         "IPAddressAllow": "localhost",
     }
-    assert {name: unit().get(name) for name in wanted} == wanted
+    assert {name: unit().get(name) for name in expected} == expected
     assert not {"ReadWritePaths", "BindPaths", "User", "SupplementaryGroups"} & unit().keys()
 
 

@@ -98,8 +98,8 @@ def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: Li
 
 
 def test_ctrl_c_shows_the_effect_of_the_next_one(plain: LineRenderer) -> None:
-    said = [rendered(plain, event="signal received", signal="SIGINT") for _ in range(2)]
-    assert said == [
+    lines = [rendered(plain, event="signal received", signal="SIGINT") for _ in range(2)]
+    assert lines == [
         "info     Ctrl-C: the server stops; press it again to kill the server",
         "info     Ctrl-C again: the server is killed",
     ]

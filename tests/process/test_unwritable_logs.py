@@ -21,7 +21,7 @@ from tests.support.server import ROOT, Log, Server
 pytestmark = pytest.mark.slow
 
 
-class Mute(Server):
+class UnreadableLogServer(Server):
     """A server whose stderr belongs to the test, so that its log cannot be read."""
 
     def launch(self, stderr: int | None) -> None:
@@ -47,7 +47,7 @@ class Mute(Server):
         self.log = Log(os.fdopen(nothing, "rb"))
         self.wait_ready()
 
-    def ask(self, method: str, path: str, body: object = None) -> int:
+    def request(self, method: str, path: str, body: object = None) -> int:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
         with contextlib.closing(connection):
             connection.request(
@@ -73,20 +73,20 @@ def full_pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def run_once_and_stop(server: Mute) -> None:
+def run_once_and_stop(server: UnreadableLogServer) -> None:
     """Serve, replace each process, and serve again."""
     before = server.wait_roles(2)
-    assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]}) == 201
+    assert server.request("POST", "/v0/topics/a", {"records": [{"data": 1}]}) == 201
     for role in before:
         server.replace(role)
-    assert server.ask("POST", "/v0/topics/a", {"records": [{"data": 2}]}) == 200
+    assert server.request("POST", "/v0/topics/a", {"records": [{"data": 2}]}) == 200
 
 
 @pytest.mark.parametrize("stderr", ["full disk", "closed"])
 def test_a_server_with_an_unwritable_log_serves_restarts_and_stops(
     stderr: str, tmp_path: Path
 ) -> None:
-    server = Mute(tmp_path / "data", shards=1, log_level="debug")
+    server = UnreadableLogServer(tmp_path / "data", shards=1, log_level="debug")
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         server.launch(full if stderr == "full disk" else None)
@@ -101,7 +101,7 @@ def test_a_server_whose_log_is_not_read_serves_and_reports_the_lost_lines_later(
     tmp_path: Path, full_pipe: tuple[int, int]
 ) -> None:
     reader, writer = full_pipe
-    server = Mute(tmp_path / "data", shards=1, log_level="debug")
+    server = UnreadableLogServer(tmp_path / "data", shards=1, log_level="debug")
     try:
         server.launch(writer)
         run_once_and_stop(server)

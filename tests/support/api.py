@@ -232,7 +232,7 @@ def create(api: Api, topic: str, *data: Any, **config: Any) -> int:
     return int(api.state(topic)["epoch"])
 
 
-def spread(api: Api, ask: Callable[[Api, int], object], count: int) -> None:
+def spread(api: Api, make_call: Callable[[Api, int], object], count: int) -> None:
     """Make a call for each number below ``count``, on 16 connections in parallel so that commits
     are shared.
     """
@@ -240,7 +240,7 @@ def spread(api: Api, ask: Callable[[Api, int], object], count: int) -> None:
     def some(numbers: Sequence[int]) -> None:
         with Api(api.address, token=api._token) as own:
             for number in numbers:
-                ask(own, number)
+                make_call(own, number)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(some, [range(first, count, 16) for first in range(16)]))
@@ -294,7 +294,7 @@ class Wire:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
         # Method and target of each pending request, if it is known
-        self._asked: deque[tuple[str, str]] = deque()
+        self._unanswered: deque[tuple[str, str]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -315,7 +315,7 @@ class Wire:
         for part in parts:
             if checks:
                 lines = REQUEST_LINE.findall(part)
-                self._asked += [(method.decode(), target.decode()) for method, target in lines]
+                self._unanswered += [(method.decode(), target.decode()) for method, target in lines]
             self.socket.sendall(part)
 
     def half_close(self) -> None:
@@ -327,8 +327,8 @@ class Wire:
         """
         answer = self._answer(method)
         if answer.status >= 200:
-            if self._asked:
-                check_response(*self._asked.popleft(), answer)
+            if self._unanswered:
+                check_response(*self._unanswered.popleft(), answer)
             else:
                 check_unknown(answer)
         return answer
@@ -388,8 +388,8 @@ class Wire:
 
     def _receive(self) -> bool:
         try:
-            piece = self.socket.recv(1 << 16)
+            chunk = self.socket.recv(1 << 16)
         except (ConnectionResetError, BrokenPipeError):
             return False
-        self._buffer += piece
-        return bool(piece)
+        self._buffer += chunk
+        return bool(chunk)

@@ -16,7 +16,7 @@ from tests.support.routers import names as router_names
 from tests.support.server import Server
 
 TOPICS, TOTAL_BYTES = "max_topics", "max_total_bytes"
-PIECE = 900_000  # Bytes of a record that helps to fill the server
+FILL_RECORD_BYTES = 900_000  # Bytes of a record that helps to fill the server
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def fill(api: Api, topic: str, most: int) -> None:
     frame = api.state(topic)["bytes"] - before - 1 - len(str(seq))
     while (left := most - held(api)[1]) > 0:
         seq += 1
-        size = left if left <= PIECE else PIECE - 200
+        size = left if left <= FILL_RECORD_BYTES else FILL_RECORD_BYTES - 200
         ok(api.append(topic, "x" * (size - frame - len(str(seq)))))
     assert held(api)[1] == most
 
@@ -104,5 +104,5 @@ def statuses(answers: Iterable[Answer]) -> dict[int, int]:
 
 def body_of(size: int, **fields: Any) -> dict[str, Any]:
     """Return the body of an append whose records have about ``size`` bytes in total."""
-    count = max(size // PIECE, 1)
+    count = max(size // FILL_RECORD_BYTES, 1)
     return {"records": [{"data": "x" * (size // count)}] * count, **fields}

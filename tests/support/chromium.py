@@ -21,7 +21,7 @@ import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_S = 30.0
-QUIET = [  # No look-ups, updates or welcome pages
+OPTIONS = [  # No look-ups, updates or welcome pages
     "--headless",
     "--disable-gpu",
     "--disable-quic",
@@ -62,7 +62,7 @@ class Chromium:
         self.complaints: list[str] = []
         """Console errors, exceptions and policy violations of all pages."""
         arguments = [
-            *QUIET,
+            *OPTIONS,
             *(["--no-sandbox"] if os.getuid() == 0 else []),
             *more,
             f"--user-data-dir={profile}",
@@ -112,7 +112,7 @@ class Chromium:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def look(self, width: int, *, dark: bool = False, height: int = 900) -> None:
+    def set_window(self, width: int, *, dark: bool = False, height: int = 900) -> None:
         """Set the size of the window and the preferred color scheme."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
@@ -131,7 +131,7 @@ class Chromium:
         self._call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self._call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
-    def _heard(self, event: Any) -> None:
+    def _record_complaint(self, event: Any) -> None:
         params = event["params"]
         match event["method"]:
             case "Runtime.exceptionThrown":
@@ -148,7 +148,7 @@ class Chromium:
         while True:
             message = json.loads(self._connection.recv(timeout=START_S))
             if "method" in message:
-                self._heard(message)
+                self._record_complaint(message)
             if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]

@@ -114,8 +114,8 @@ def seen(client: Client) -> Seen:
     for name, topic in client.engine.topics.items():
         shown[name], reported[name], cursor = {}, set(), 0
         while True:
-            asked = Diff(from_seq=cursor, limit=1, include_tags=True, include_meta=True)
-            page = read(topic, asked, client.commits.store)
+            query = Diff(from_seq=cursor, limit=1, include_tags=True, include_meta=True)
+            page = read(topic, query, client.commits.store)
             if page.tombstone is not None:
                 lost = range(page.tombstone.gap_from, page.tombstone.gap_to + 1)
                 reported[name] |= {*lost[:10_000]}

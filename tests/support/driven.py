@@ -33,7 +33,7 @@ class Scene:
         self.connections.add(self.connection)
         Http1Protocol(self.connection, self._run.server.parts, self.poller).begin()
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send data from the client and run one iteration of the loop."""
         self.client.sendall(data)
         self.poll()

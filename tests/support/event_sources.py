@@ -115,7 +115,7 @@ def at(address: Address, path: str, scheme: str = "http") -> str:
 TABS_S = 2.5  # Above `retry` of an open stream: a reconnecting client has reconnected by then
 
 
-def is_thrown_off(events: list[Event]) -> bool:
+def is_replaced(events: list[Event]) -> bool:
     return any(event["event"] == ERROR for event in events)
 
 
@@ -123,13 +123,13 @@ def leaves_the_session_to_another(first: Source, second: Source, api: Api, topic
     """``second`` was opened on the session of ``first``. The first client is notified and must not
     reconnect.
     """
-    first.wait(is_thrown_off)
+    first.wait(is_replaced)
     ok(api.append(topic, "for the second"))
     second.wait(lambda events: "for the second" in records(events))
     time.sleep(TABS_S)
     ok(api.append(topic, "also"))
-    told = second.wait(lambda events: "also" in records(events))
-    assert not is_thrown_off(told)
+    received = second.wait(lambda events: "also" in records(events))
+    assert not is_replaced(received)
     events = first.wait(lambda _: True)
     assert [json.loads(one["data"])["code"] for one in events if one["event"] == ERROR] == [409]
     assert "also" not in records(events)

@@ -156,7 +156,7 @@ class FakeShards(Shards):
         if getattr(params, "topic", "") == "slow" and self.gate is not None and self.ready:
             self.waiting += 1
             trio.lowlevel.spawn_system_task(
-                self._answer_late, self.gate, pending, params, raw, shard
+                self._reply_late, self.gate, pending, params, raw, shard
             )
             return pending
         pending._session = None  # It is not counted
@@ -164,18 +164,18 @@ class FakeShards(Shards):
             return pending
         if is_waited:
             token = trio.lowlevel.current_trio_token()
-            token.run_sync_soon(self._answer_now, pending, params, raw, shard)
+            token.run_sync_soon(self._reply_now, pending, params, raw, shard)
         else:
-            self._answer_now(pending, params, raw, shard)
+            self._reply_now(pending, params, raw, shard)
         return pending
 
-    async def _answer_late(self, gate: trio.Event, pending: PendingCall, *asked: Any) -> None:
+    async def _reply_late(self, gate: trio.Event, pending: PendingCall, *arguments: Any) -> None:
         await gate.wait()
         if not pending.is_done:
             self.waiting -= 1
-            self._answer_now(pending, *asked)
+            self._reply_now(pending, *arguments)
 
-    def _answer_now(self, pending: PendingCall, params: Any, raw: bytes, shard: int) -> None:
+    def _reply_now(self, pending: PendingCall, params: Any, raw: bytes, shard: int) -> None:
         if pending.is_done:
             return
         pending.is_done = True

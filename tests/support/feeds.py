@@ -86,11 +86,11 @@ class Front(ShardHarness):
 
     def events(self) -> list[dict[str, Any]]:
         """Return pages (with decoded records) and ends since the last call. Replies are dropped."""
-        return [found for found in map(_told, self.wire.take()) if "answer" not in found]
+        return [found for found in map(_decoded, self.wire.take()) if "answer" not in found]
 
     def answer(self) -> dict[str, Any]:
         """Return the only reply since the last call."""
-        (found,) = (found for found in map(_told, self.wire.take()) if "answer" in found)
+        (found,) = (found for found in map(_decoded, self.wire.take()) if "answer" in found)
         return found
 
     def pages(self, feed: int = 1) -> list[list[int]]:
@@ -108,12 +108,12 @@ class Front(ShardHarness):
         return found
 
 
-def _told(frame: Message) -> dict[str, Any]:
+def _decoded(frame: Message) -> dict[str, Any]:
     envelope, row = decode(frame.payload), BY_SUBJECT[frame.subject]
     records = {"records": msgspec.json.decode(b"[%b]" % bytes(frame.attachment))}
     if isinstance(envelope, Notification):
-        told = {"event": envelope.method, **_fields(row.params._make(envelope.params))}
-        return told | (records if row is FEED_PAGE else {})
+        event_fields = {"event": envelope.method, **_fields(row.params._make(envelope.params))}
+        return event_fields | (records if row is FEED_PAGE else {})
     if isinstance(envelope, Success):
         return {"answer": envelope.cid, **_fields(row.result._make(envelope.result)), **records}
     return {"answer": 0, "code": envelope.data["code"]}

@@ -40,20 +40,20 @@ def forward_named(client: Client, names: Sequence[str], *runs: Run) -> int:
     """Append copies of records in other frames of the log. Return the LSN of the frame that refers
     to them.
     """
-    pieces = [(client.wal.payload(run.lsn), run) for run in runs]
+    parts = [(client.wal.payload(run.lsn), run) for run in runs]
     for run in runs:
         client.wal.blobs.keep_at(run.lsn)
-    return _submit(client, names, Copier(pieces, ()), ForwardBody(0, 1, (), runs))
+    return _submit(client, names, Copier(parts, ()), ForwardBody(0, 1, (), runs))
 
 
 def _submit(client: Client, names: Sequence[str], copier: Copier, body: ForwardBody) -> int:
     topics, engine = [client.engine.topic(name) for name in names], client.engine
-    takers = [
+    dests = [
         ForwardDest(each, ROUTER, derivation_of(each, ROUTER, 0).total, "r") for each in topics
     ]
     body = body._replace(cursor=topics[0].next_seq, tail_bytes=copier.tail_bytes)
     ts = copy_ts(topics[0], client.now)
-    forwarded: Forwarded = decide_forward(engine.table, takers, copier, body, ts, client.now)
+    forwarded: Forwarded = decide_forward(engine.table, dests, copier, body, ts, client.now)
     lsn = client.commits.submit_forward(forwarded, lambda *_: None)
     for change in forwarded.changes:
         assert isinstance(change, Forward)

@@ -72,14 +72,14 @@ class Debugger:
                 self._stop_at(BREAKPOINT, struct.pack(">BBQQQ", *where))
             elif kind == BREAKPOINT:
                 yield
-            self._ask(RESUME)
+            self._execute(RESUME)
 
     def _stop_at(self, kind: int, modifier: bytes) -> None:
-        self._ask(SET_EVENT, struct.pack(">BBI", kind, SUSPEND_ALL, 1) + modifier)
+        self._execute(SET_EVENT, struct.pack(">BBI", kind, SUSPEND_ALL, 1) + modifier)
 
-    def _method(self, class_id: int, wanted: str) -> int:
+    def _method(self, class_id: int, method_name: str) -> int:
         """Return the id of a method."""
-        data = self._ask(METHODS, struct.pack(">Q", class_id))
+        data = self._execute(METHODS, struct.pack(">Q", class_id))
         (count,), at = struct.unpack_from(">I", data), 4
         found: list[int] = []
         for _ in range(count):
@@ -87,11 +87,11 @@ class Debugger:
             name, at = _text_at(data, at + 8)
             _signature, at = _text_at(data, at)
             at += 4  # Modifiers of the method
-            found += [method_id] * (name == wanted)
-        assert len(found) == 1, f"{wanted} is not one method"
+            found += [method_id] * (name == method_name)
+        assert len(found) == 1, f"{method_name} is not one method"
         return found[0]
 
-    def _ask(self, command: tuple[int, int], data: bytes = b"") -> bytes:
+    def _execute(self, command: tuple[int, int], data: bytes = b"") -> bytes:
         self._number += 1
         length = COMMAND.size + len(data)
         self._socket.sendall(COMMAND.pack(length, self._number, 0, *command) + data)

@@ -43,8 +43,8 @@ def claiming(
 ) -> LeaseChange:
     """Decide a claim without submitting it."""
     engine, topic = client.engine, client.engine.queue(name)
-    ask = ClaimRequest(jobs_of(topic).leases.poller(node), max_jobs, lease_ms)
-    (change,) = lease_jobs.claim(engine.table, topic, [ask], client.now, evenly=False)
+    request = ClaimRequest(jobs_of(topic).leases.poller(node), max_jobs, lease_ms)
+    (change,) = lease_jobs.claim(engine.table, topic, [request], client.now, evenly=False)
     return change
 
 
@@ -100,7 +100,7 @@ class Known(NamedTuple):
 def known(topic: Topic, now: Now) -> Known:
     """Return the current state of the jobs of a queue.
 
-    It does not depend on when a deadline has passed.
+    Passed deadlines are applied first, so that the result does not depend on earlier calls.
     """
     jobs = jobs_of(topic)
     durable = keeps_leases(topic.config)

@@ -94,7 +94,7 @@ SEND_BYTES = 8192  # Approximate capacity of a client's socket, for tests whose 
 OnResult = Callable[[Any], None]
 
 
-class Asked(NamedTuple):
+class ShardCall(NamedTuple):
     """A call of the front. ``then`` receives the reply."""
 
     method: str
@@ -114,12 +114,12 @@ class Block:
 
 
 class Shards:
-    """One shard, or two. Calls wait in ``asked`` for `answer`. ``events`` has the received events,
-    and ``is_deferred`` whether each was quiet.
+    """One shard, or two. Calls wait in ``pending`` for `settle` or `refuse`. ``events`` has the
+    received events, and ``deferred`` has the ``is_deferred`` of each.
     """
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.pending: list[ShardCall] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.deferred: list[bool] = []
         self.elsewhere: set[str] = set()  # Topics of a second shard
@@ -141,21 +141,21 @@ class Shards:
             await trio.lowlevel.checkpoint()
             heads = {name: self.heads[name] for name in params.topics if name in self.heads}
             return ShardReply(calls.TopicHeadsResult(heads), b"")
-        answered, answers = trio.Event(), list[ShardReply | TopicsError]()
+        replied, replies = trio.Event(), list[ShardReply | TopicsError]()
 
         def then(answer: ShardReply | TopicsError) -> None:
-            answers.append(answer)
-            answered.set()
+            replies.append(answer)
+            replied.set()
 
         self.call(shard, call, params, body, then)
-        await answered.wait()
-        if isinstance(answers[0], TopicsError):
-            raise answers[0]
-        return answers[0]
+        await replied.wait()
+        if isinstance(replies[0], TopicsError):
+            raise replies[0]
+        return replies[0]
 
     def call(self, shard: int, call: Call[P, R], params: Any, body: Any, then: OnResult) -> None:
         raw = body if isinstance(body, bytes) else bytes(body.view)
-        self.asked.append(Asked(call.method, params._asdict(), raw, then))
+        self.pending.append(ShardCall(call.method, params._asdict(), raw, then))
 
     def reserve(self, shard: int, length: int, holder: Any) -> Block | None:
         if self.is_full:
@@ -181,8 +181,8 @@ class Shards:
         then(failure)
 
     def _next(self, method: str) -> tuple[dict[str, Any], OnResult]:
-        number = [asked.method for asked in self.asked].index(method)
-        _, params, _, then = self.asked.pop(number)
+        number = [call.method for call in self.pending].index(method)
+        _, params, _, then = self.pending.pop(number)
         return params, then
 
 
@@ -212,15 +212,15 @@ class Listener:
         """Return the bytes received since the last call."""
         received = b""
         with suppress(BlockingIOError):
-            while piece := self.sock.recv(1 << 20):
-                received += piece
+            while chunk := self.sock.recv(1 << 20):
+                received += chunk
         return received
 
     async def receive_all(self) -> bytes:
-        """Return all bytes that arrive until the socket is silent."""
+        """Return all bytes that arrive until no more arrive."""
         received = b""
-        while piece := self.receive():
-            received += piece
+        while chunk := self.receive():
+            received += chunk
             await wait_all_tasks_blocked()
         return received
 
@@ -252,7 +252,7 @@ class Client(Listener):
         self.stream.catch_up()
 
     async def follow(self, topic: str) -> None:
-        """Subscribe to another topic from its beginning."""
+        """Subscribe to another topic from its first record."""
         self.session.cursors[topic] = 0, 1
         self.stream.add(topic, View(), Start(0, epoch=1))
         self.stream.catch_up()

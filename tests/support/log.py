@@ -132,10 +132,12 @@ class Client:
 
     def delete_records(self, name: str, **body: Any) -> int:
         """Delete records and return their number."""
-        asked = decode_delete(json_bytes(body))
+        request = decode_delete(json_bytes(body))
         change = delete_records.decide(
             self.engine.table,
-            delete_records.remaining_delete(self.engine.table, name, asked.before_seq, asked.match),
+            delete_records.remaining_delete(
+                self.engine.table, name, request.before_seq, request.match
+            ),
             self.now,
         )
         answer = self.submit(change)
@@ -245,9 +247,9 @@ class LossyDisk:
         # Two threads may sync the same file. The later sync must be recorded last.
         self._lock = threading.Lock()
         for name in ("fsync", "fdatasync"):
-            monkeypatch.setattr(os, name, self._remembering(getattr(os, name)))
+            monkeypatch.setattr(os, name, self._recording(getattr(os, name)))
 
-    def _remembering(self, real: Callable[[int], None]) -> Callable[[int], None]:
+    def _recording(self, real: Callable[[int], None]) -> Callable[[int], None]:
         def sync(fd: int) -> None:
             with self._lock:
                 real(fd)

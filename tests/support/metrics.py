@@ -54,7 +54,7 @@ def page_of(answer: Answer) -> Page:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             key = sample.name, frozenset(sample.labels.items())
-            assert key not in samples, f"twice: {key}"
+            assert key not in samples, f"duplicate sample: {key}"
             samples[key] = sample.value
     count = sum(not line.startswith("#") for line in lines)
     assert len(samples) == count, "the parser reads every line"
@@ -62,7 +62,7 @@ def page_of(answer: Answer) -> Page:
 
 
 def _named(lines: list[str], head: str) -> dict[str, str]:
-    """Return the rest of each line with this beginning, by the name after it."""
+    """Return the rest of each line that starts with ``head``, by the name after it."""
     pairs = [line.removeprefix(head).split(" ", 1) for line in lines if line.startswith(head)]
     found = {name: text for name, text in pairs}  # noqa: C416 - a pair of two types
     assert len(found) == len(pairs), "a family occurs once"

@@ -32,14 +32,14 @@ class TopicModel:
 
     def delete(self, before_seq: int | None = None, match: Any = None) -> int:
         """Delete records as a delete with this body does, and return their number."""
-        gone = [
+        deleted = [
             seq
             for seq, kept in self.live.items()
             if (before_seq is None or seq < before_seq) and matches(match, kept.tag)
         ]
-        for seq in gone:
+        for seq in deleted:
             del self.live[seq]
-        return len(gone)
+        return len(deleted)
 
     def after(self, from_seq: int) -> list[int]:
         """Return the seqs that a read from ``from_seq`` returns."""

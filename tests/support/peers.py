@@ -15,17 +15,17 @@ async def call_peer(
 ) -> Reply[R] | TopicsError:
     """Call ``shard`` from the shard of ``loop`` and return the reply."""
     answers: list[Reply[R] | TopicsError] = []
-    came = trio.Event()
+    arrived = trio.Event()
 
     def then(answer: Reply[R] | TopicsError) -> None:
         answers.append(answer)
-        came.set()
+        arrived.set()
 
     loop.context.begin_iteration()
     loop.context.peers.call(shard, call, params, body, then)
-    assert not answers, "the reply must not be delivered within ask"
+    assert not answers, "the reply must not be delivered within the call"
     loop.end_iteration()
-    await came.wait()
+    await arrived.wait()
     return answers[0]
 
 

@@ -15,20 +15,20 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LIFE_S = 100.0  # Shorter than the timeout of a test
+RUN_MAX_S = 100.0  # Shorter than the timeout of a test
 AGAIN_S = 7.0
 
 
 class Program(subprocess.Popen[Any]):
     """A program that leads its own session.
 
-    After `LIFE_S`, and when its ``with`` block raises, it is killed with all its children. Reads
+    After `RUN_MAX_S`, and when its ``with`` block raises, it is killed with all its children. Reads
     of its pipes and waits for its end are therefore bounded.
     """
 
     def __init__(self, command: list[Any], **options: Any) -> None:
         super().__init__(command, start_new_session=True, **options)
-        self._watchdog = threading.Timer(LIFE_S, self.end)
+        self._watchdog = threading.Timer(RUN_MAX_S, self.end)
         self._watchdog.daemon = True
         self._watchdog.start()
 

@@ -133,8 +133,8 @@ class Tunnel:
 
 async def _pump(source: trio.abc.Stream, sink: trio.abc.Stream, both: trio.CancelScope) -> None:
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        while piece := await source.receive_some():
-            await sink.send_all(piece)
+        while chunk := await source.receive_some():
+            await sink.send_all(chunk)
     both.cancel()
 
 

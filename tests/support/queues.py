@@ -33,11 +33,11 @@ LEASE_ID = re.compile(r"lease_[0-9a-f]+")
 
 
 def until(
-    look: Callable[[], T], wanted: Callable[[T], object] = bool, bound_s: float = BOUND_S
+    probe: Callable[[], T], is_expected: Callable[[T], object] = bool, bound_s: float = BOUND_S
 ) -> T:
     """Poll until the result satisfies the condition."""
     deadline = time.monotonic() + bound_s
-    while not wanted(found := look()):
+    while not is_expected(found := probe()):
         assert time.monotonic() < deadline, f"not within {bound_s} s; last seen: {found}"
         time.sleep(0.02)
     return found
@@ -122,11 +122,11 @@ class Queue:
         """
         found: list[Job] = []
 
-        def look() -> list[Job]:
+        def probe() -> list[Job]:
             found.extend(self.claim(node, count - len(found), **fields))
             return found
 
-        return until(look, lambda jobs: len(jobs) == count)
+        return until(probe, lambda jobs: len(jobs) == count)
 
     # --- calls of the holder
 
@@ -174,11 +174,11 @@ class Queue:
         """Make claims until this number of exhausted jobs has been moved."""
         expected = self.counters()["dead_lettered"] + count
 
-        def look() -> int:
+        def probe() -> int:
             assert self.claim("pass") == []
             return self.counters()["dead_lettered"]
 
-        assert until(look, lambda found: found >= expected) == expected
+        assert until(probe, lambda found: found >= expected) == expected
 
     # --- queries
 

@@ -14,7 +14,7 @@ EMPTY = (100, 101, 204, 304)
 
 
 @dataclass
-class Answered:
+class RawResponse:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -43,14 +43,14 @@ class RawClient:
         self._buffer = b""
         self.continued = 0  # number of interim responses
 
-    async def say(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
     def put_back(self, data: bytes) -> None:
         """Put back bytes of the next response that were already read."""
         self._buffer = data + self._buffer
 
-    async def hear(self, *, method: str = "POST") -> Answered:
+    async def receive(self, *, method: str = "POST") -> RawResponse:
         """Return the next final response, or only its head if it is chunked. Fail if the
         connection ends earlier.
         """
@@ -60,7 +60,7 @@ class RawClient:
         first, *lines = head.decode("latin-1").split("\r\n")
         if first.startswith("HTTP/1.1 100"):
             self.continued += 1
-            return await self.hear(method=method)
+            return await self.receive(method=method)
         headers = {
             name.lower(): value.strip()
             for name, _, value in (line.partition(":") for line in lines)
@@ -71,11 +71,13 @@ class RawClient:
         while len(self._buffer) < length:
             await self._more()
         body, self._buffer = self._buffer[:length], self._buffer[length:]
-        return Answered(status, headers, body)
+        return RawResponse(status, headers, body)
 
-    async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answered:
-        await self.say(request(method, path, body, **headers))
-        return await self.hear(method=method)
+    async def request(
+        self, method: str, path: str, body: bytes = b"", **headers: str
+    ) -> RawResponse:
+        await self.send(request(method, path, body, **headers))
+        return await self.receive(method=method)
 
     async def is_closed(self) -> bool:
         """Wait for the server to close the connection. Return False if it sends something

@@ -1,7 +1,7 @@
 """The program ``topics`` with a front whose garbage collector is off.
 
 At each SIGUSR1 it logs the reference cycles that were created since the previous signal, as the
-event ``circles N``.
+event ``cycles N``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _is_ours(found: object) -> bool:
 NUMBERS = itertools.count(1)
 
 
-def _tell(_signal: int, _frame: object) -> None:
+def _log_cycles(_signal: int, _frame: object) -> None:
     print(
-        json.dumps({"event": f"circles {next(NUMBERS)}", "kinds": found_cycles()}),
+        json.dumps({"event": f"cycles {next(NUMBERS)}", "kinds": found_cycles()}),
         file=sys.stderr,
         flush=True,
     )
@@ -44,7 +44,7 @@ def _tell(_signal: int, _frame: object) -> None:
 
 def _instead_of_freezing() -> None:
     gc.disable()
-    signal.signal(signal.SIGUSR1, _tell)
+    signal.signal(signal.SIGUSR1, _log_cycles)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class Relay:
     @staticmethod
     def _pump(source: socket.socket, sink: socket.socket, owner: bool = False) -> None:
         with contextlib.suppress(OSError):
-            while piece := source.recv(65536):
-                sink.sendall(piece)
+            while chunk := source.recv(65536):
+                sink.sendall(chunk)
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

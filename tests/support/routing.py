@@ -129,10 +129,10 @@ class RoutedShards(Shards):
         seqs: list[int] = found["seqs"]
         return seqs
 
-    async def delete_records(self, topic: str, **sent_calls: Any) -> None:
+    async def delete_records(self, topic: str, **fields: Any) -> None:
         params = calls.TopicParams(topic, 1)
         found = await self.call(
-            calls.DELETE_RECORDS, params, json_bytes(sent_calls), shard=self.shard_of(topic)
+            calls.DELETE_RECORDS, params, json_bytes(fields), shard=self.shard_of(topic)
         )
         assert not isinstance(found, TopicsError), found
 
@@ -147,9 +147,9 @@ class RoutedShards(Shards):
         records: list[dict[str, Any]] = []
         tombstones: list[Tombstone] = []
         seq = 0
-        sent_calls = Diff(limit=1000, include_tags=True)
+        query = Diff(limit=1000, include_tags=True)
         while True:
-            page = read(self.topic(topic), sent_calls, context.store, seq)
+            page = read(self.topic(topic), query, context.store, seq)
             records += msgspec.json.decode(b"[" + b",".join(bytes(p) for p in page.chunks) + b"]")
             if page.tombstone:
                 tombstones.append(page.tombstone)

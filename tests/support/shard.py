@@ -208,13 +208,13 @@ class ShardHarness:
         params = calls.TopicDeleteParams(topic, if_empty, None, time.monotonic_ns())
         return self.request(calls.TOPIC_DELETE, params)
 
-    def delete_records(self, topic: str, **asked: Any) -> int:
+    def delete_records(self, topic: str, **fields: Any) -> int:
         params = calls.TopicParams(topic, time.monotonic_ns())
-        return self.request(calls.DELETE_RECORDS, params, json_bytes(asked))
+        return self.request(calls.DELETE_RECORDS, params, json_bytes(fields))
 
-    def diff(self, topic: str, **asked: Any) -> int:
+    def diff(self, topic: str, **fields: Any) -> int:
         params = calls.TopicParams(topic, time.monotonic_ns())
-        return self.request(calls.DIFF, params, json_bytes(asked))
+        return self.request(calls.DIFF, params, json_bytes(fields))
 
     def cancel(self, cid: int) -> None:
         """Cancel a call, as when the front's client has disconnected."""

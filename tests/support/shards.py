@@ -94,8 +94,8 @@ class FakeRegistry:
         return False
 
     def _stats(self, request: StatsCall) -> None:
-        asked = request.params.routers
-        known = [router_id for router_id in asked if router_id in self.rows]
+        router_ids = request.params.routers
+        known = [router_id for router_id in router_ids if router_id in self.rows]
         request.reply(RouterStats([(each, self.totals.get(each, 0), 2, 30) for each in known]))
 
 

@@ -76,9 +76,9 @@ class Decoder:
         self._scanned = 0  # No line ends before this offset
         self._lines: list[bytes] = []
 
-    def feed(self, piece: bytes) -> list[SseEvent]:
+    def feed(self, chunk: bytes) -> list[SseEvent]:
         events = []
-        self._buffer += piece
+        self._buffer += chunk
         at = 0
         for end in list(LINE_END.finditer(self._buffer, self._scanned)):
             if end.end() == len(self._buffer) and end.group() == b"\r":
@@ -108,8 +108,8 @@ class Unchunk:
         )
         self.ended = False
 
-    def feed(self, piece: bytes) -> bytes:
-        self._buffer += piece
+    def feed(self, chunk: bytes) -> bytes:
+        self._buffer += chunk
         body = bytearray()
         while not self.ended:
             if self._size is None:
@@ -178,7 +178,7 @@ class Stream(Wire):
 
     def leave(self) -> None:
         """Close the stream and wait until the server has ended it. After `close`, the server may
-        still send into the dead connection.
+        still send into the closed connection.
         """
         self.socket.shutdown(socket.SHUT_WR)
         self.socket.settimeout(self._timeout_s)
@@ -204,14 +204,14 @@ class Stream(Wire):
         return self.blocks[self._taken - 1]
 
     def _decode(self) -> None:
-        piece = bytes(self._buffer)
+        chunk = bytes(self._buffer)
         self._buffer.clear()
-        found = self._decoder.feed(self._unchunk.feed(piece) if self._unchunk else piece)
+        found = self._decoder.feed(self._unchunk.feed(chunk) if self._unchunk else chunk)
         self.blocks += found
-        for judge in checks:
+        for check in checks:
             for event in found:
                 if event.data is not None:
-                    judge.came(self._path, event.event, event.data)
+                    check.came(self._path, event.event, event.data)
 
     def _ended(self) -> bool:
         return self._unchunk is not None and self._unchunk.ended
@@ -245,7 +245,7 @@ class Stream(Wire):
             event = self.event(timeout_s=seconds)
         except TimeoutError:
             return
-        raise AssertionError(f"silence expected, got {str(event)[:500]}")
+        raise AssertionError(f"no event expected, got {str(event)[:500]}")
 
     # --- contents of events
 

@@ -22,7 +22,7 @@ import pytest
 
 STOP_MAX_S = float(os.environ.get("STOPS_MAX_S", "2"))
 PAUSE_MAX_S = 0.6
-TOLD = os.environ.get("STOPS_LOG", os.devnull)
+LOG_FILE = os.environ.get("STOPS_LOG", os.devnull)
 STOPPER = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 
@@ -80,12 +80,12 @@ def stop(pid: int, for_s: float) -> None:
 def main(root: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # No process remains suspended
     rng = random.Random(root)
-    with Path(TOLD).open("a", buffering=1) as told:
+    with Path(LOG_FILE).open("a", buffering=1) as log:
         while parent_of(root)[0]:
             pid, for_s = rng.choice(family_of(root) or [root]), rng.uniform(0.1, STOP_MAX_S)
             with contextlib.suppress(OSError):
                 title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                told.write(f"{time.strftime('%X')} {pid} {for_s:.2f} {title:.60}\n")
+                log.write(f"{time.strftime('%X')} {pid} {for_s:.2f} {title:.60}\n")
             stop(pid, for_s)
             time.sleep(rng.uniform(0, PAUSE_MAX_S))
 

@@ -12,9 +12,9 @@ def table(doc: str, after: str) -> list[dict[str, str]]:
 
     Columns are at least two spaces apart. A column ends where the next one begins.
     """
-    behind = inspect.cleandoc(doc).partition(after)[2]
-    assert behind, f"the docstring contains {after!r}"
-    block = next(part for part in behind.split("\n\n")[1:] if part.startswith("    "))
+    rest = inspect.cleandoc(doc).partition(after)[2]
+    assert rest, f"the docstring contains {after!r}"
+    block = next(part for part in rest.split("\n\n")[1:] if part.startswith("    "))
     head, *lines = block.splitlines()
     names = re.split(r"\s{2,}", head.strip())
     starts = [head.index(name) for name in names]

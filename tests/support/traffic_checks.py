@@ -1,4 +1,4 @@
-"""Judges of the traffic: the test clients report each response, event and message to them.
+"""Checks of the traffic: the test clients report each response, event and message to them.
 
 `tests.specs.judge` compares these with the specifications in the contract tests.
 """
@@ -31,12 +31,12 @@ checks: list[TrafficCheck] = []
 
 
 def check_response(method: str, target: str, answer: Answer, body: bytes | None = None) -> None:
-    """Report a response to all judges."""
-    for judge in checks:
-        judge.answered(method, target, answer, body)
+    """Report a response to all checks."""
+    for check in checks:
+        check.answered(method, target, answer, body)
 
 
 def check_unknown(answer: Answer) -> None:
-    """Report a response to an unidentified request to all judges."""
-    for judge in checks:
-        judge.answered_unknown(answer)
+    """Report a response to an unidentified request to all checks."""
+    for check in checks:
+        check.answered_unknown(answer)

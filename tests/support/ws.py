@@ -124,10 +124,10 @@ class Socket(Wire):
 
     def say(self, op: str, request_id: str | None = None, **fields: Any) -> None:
         """Send one command."""
-        said = command(op, request_id, **fields)
+        sent_command = command(op, request_id, **fields)
         if checks and request_id is not None:
-            self._commands[request_id] = said
-        self.text(json.dumps(said))
+            self._commands[request_id] = sent_command
+        self.text(json.dumps(sent_command))
 
     def ask(self, op: str, request_id: str, **fields: Any) -> Any:
         """Send one command and return the next message, which must have its ``request_id``."""
@@ -164,15 +164,15 @@ class Socket(Wire):
             self.socket.settimeout(timeout_s)
         frame = self.receive()
         assert frame.opcode == TEXT, f"a text message expected, got {str(frame)[:500]}"
-        whole = frame.payload
+        text_bytes = frame.payload
         while not frame.fin:
             frame = self.receive()
             assert frame.opcode == CONTINUATION, frame
-            whole += frame.payload
-        body = json.loads(whole.decode())
+            text_bytes += frame.payload
+        body = json.loads(text_bytes.decode())
         assert isinstance(body, dict), body
-        for judge in checks:
-            judge.said(body, self._commands.pop(str(body.get("request_id")), None))
+        for check in checks:
+            check.said(body, self._commands.pop(str(body.get("request_id")), None))
         assert not ops or body["op"] in ops, f"{ops} expected, got {str(body)[:500]}"
         return body
 
@@ -186,9 +186,9 @@ class Socket(Wire):
 
     def until(self, op: str, **fields: Any) -> list[Any]:
         """Return all messages up to and including the first with this ``op`` and these fields."""
-        wanted = {"op": op, **fields}.items()
+        expected = {"op": op, **fields}.items()
         seen = [self.message()]
-        while not wanted <= {name: seen[-1].get(name) for name in ("op", *fields)}.items():
+        while not expected <= {name: seen[-1].get(name) for name in ("op", *fields)}.items():
             seen.append(self.message())
         return seen
 
@@ -247,8 +247,8 @@ def shake(server: Server, content: bytes) -> Answer:
         status, headers = wire.head()
         body = wire._take(int(headers["content-length"])) if "content-length" in headers else b""
         answer = Answer(status, headers, body)
-        if wire._asked:
-            check_response(*wire._asked.popleft(), answer)
+        if wire._unanswered:
+            check_response(*wire._unanswered.popleft(), answer)
         else:
             check_unknown(answer)
         return answer

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from setproctitle import setproctitle
 
-SAID_MAX = 1 << 20
+MESSAGE_MAX_BYTES = 1 << 20
 WITHIN_S = 60.0  # It has imported all modules
 LOADED = (
     *(
@@ -103,21 +103,21 @@ class Zygote:
         ours, theirs = os.pipe()
         stderr = os.fdopen(ours, "rb")
         try:
-            pid = self._ask({"module": module, "cwd": str(cwd), "env": env}, theirs)
+            pid = self._request({"module": module, "cwd": str(cwd), "env": env}, theirs)
         finally:
             os.close(theirs)
         return Forked(self, pid, stderr)
 
     def reap(self, pid: int) -> int:
         """Return the exit code of a server that has ended."""
-        return self._ask({"reap": pid})
+        return self._request({"reap": pid})
 
-    def _ask(self, asked: dict[str, Any], *descriptors: int) -> int:
+    def _request(self, request: dict[str, Any], *descriptors: int) -> int:
         with self._lock:
             sock = self._socket or self._begin()
-            socket.send_fds(sock, [json.dumps(asked).encode()], descriptors)
-            answer = sock.recv(SAID_MAX)
-        assert answer, "the zygote has died"
+            socket.send_fds(sock, [json.dumps(request).encode()], descriptors)
+            answer = sock.recv(MESSAGE_MAX_BYTES)
+        assert answer, "the zygote has ended"
         return int(answer)
 
 
@@ -128,34 +128,34 @@ def main(sock: socket.socket) -> None:
     # setproctitle finds the space for titles by the environment that the process was started with.
     setproctitle("tests: zygote")
     while True:
-        said, descriptors, _, _ = socket.recv_fds(sock, SAID_MAX, 1)
-        if not said:
+        message, descriptors, _, _ = socket.recv_fds(sock, MESSAGE_MAX_BYTES, 1)
+        if not message:
             return
-        asked = json.loads(said)
-        if "reap" in asked:
-            _, status = os.waitpid(asked["reap"], 0)
+        request = json.loads(message)
+        if "reap" in request:
+            _, status = os.waitpid(request["reap"], 0)
             sock.send(b"%d" % os.waitstatus_to_exitcode(status))
         elif os.fork() == 0:
-            become(asked, descriptors[0], sock)
+            become(request, descriptors[0], sock)
         else:
             os.close(descriptors[0])
 
 
-def become(asked: dict[str, Any], stderr: int, sock: socket.socket) -> None:
+def become(request: dict[str, Any], stderr: int, sock: socket.socket) -> None:
     """Become the server, and send the pid when the process leads its session."""
     os.setsid()
     os.dup2(stderr, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    os.chdir(asked["cwd"])
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(asked["env"])
+    os.environ.update(request["env"])
     sock.send(b"%d" % os.getpid())
     sock.close()
     os.closerange(3, max(stderr, 64))
     sys.argv = ["topics", "serve"]
     code = 1
     try:
-        runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -30,7 +30,7 @@ BODY = {"type": "http.response.body", "body": b"done"}
 Handler = Callable[[dict[str, Any], AdminCall], None]
 
 
-async def asked(handle: Handler, call: AdminCall, response: Response | None) -> Answer:
+async def run_call(handle: Handler, call: AdminCall, response: Response | None) -> Answer:
     """Return the answer of an application that responds after ``handle`` has returned."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -77,7 +77,7 @@ async def test_hypercorn_gets_a_generated_head_and_no_bytes_of_the_client() -> N
         seen.append(scope)
         assert call.take_body() == b"secret"
 
-    answer = await asked(handle, call, Response(b"", 201, {"Location": "/v0/routers/a.b"}))
+    answer = await run_call(handle, call, Response(b"", 201, {"Location": "/v0/routers/a.b"}))
     assert (answer.status, answer.body) == (201, b"done")
     assert answer.headers == ((b"location", b"/v0/routers/a.b"),)
     (scope,) = seen
@@ -87,13 +87,13 @@ async def test_hypercorn_gets_a_generated_head_and_no_bytes_of_the_client() -> N
 
 async def test_a_body_that_the_application_does_not_take_is_freed() -> None:
     shards = FakeShards()
-    await asked(lambda *_: None, call_of(b"/v0/routers/a", FakeBlock(9, shards)), Response(b""))
+    await run_call(lambda *_: None, call_of(b"/v0/routers/a", FakeBlock(9, shards)), Response(b""))
     assert shards.blocks_out == 0
 
 
 async def test_a_response_that_hypercorn_creates_itself_is_never_sent() -> None:
     with pytest.raises(AssertionError, match="without calling the application"):
-        await asked(lambda *_: None, call_of(b"/v0/routers/a", b""), None)
+        await run_call(lambda *_: None, call_of(b"/v0/routers/a", b""), None)
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
@@ -123,16 +123,16 @@ async def test_an_error_in_the_framework_gets_the_error_envelope(
     async with running() as run:
         client = await run.connect()
 
-        async def explode(*_: object, **__: object) -> None:
+        async def raise_error(*_: object, **__: object) -> None:
             raise ZeroDivisionError("in the machinery")
 
         with monkeypatch.context() as patch:
-            patch.setattr(where, explode)
-            answer = await client.ask("PUT", "/v0/routers/a", b"{}" + b" " * 9000)
+            patch.setattr(where, raise_error)
+            answer = await client.request("PUT", "/v0/routers/a", b"{}" + b" " * 9000)
         assert (answer.status, answer.code) == (500, "internal")
         assert run.shards.blocks_out == 0
         other = await run.connect()
-        assert (await other.ask("GET", "/v0/health")).status == 200
+        assert (await other.request("GET", "/v0/health")).status == 200
 
 
 def test_every_row_of_the_admin_plane_has_a_view() -> None:
@@ -153,9 +153,9 @@ def test_a_route_that_needs_no_key_is_in_the_data_plane() -> None:
 async def test_the_last_response_of_a_connection_has_connection_close() -> None:
     async with running() as run:
         client = await run.connect()
-        answer = await client.ask("PUT", "/v0/routers/a", b"{}")
+        answer = await client.request("PUT", "/v0/routers/a", b"{}")
         assert (answer.status, "connection" in answer.headers) == (201, False)
-        answer = await client.ask("PUT", "/v0/routers/a", b"{}", connection="close")
+        answer = await client.request("PUT", "/v0/routers/a", b"{}", connection="close")
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert await client.is_closed()
 
@@ -165,7 +165,7 @@ async def test_the_application_answers_every_row() -> None:
     async with running(shards=shards) as run:
         client = await run.connect()
         for row in ROWS:
-            answer = await client.ask(row.methods[0], row.path_of("a"), RECORD)
+            answer = await client.request(row.methods[0], row.path_of("a"), RECORD)
             assert answer.status == 200, row.name
             assert "server" not in answer.headers
 
@@ -182,7 +182,7 @@ async def test_a_failure_of_a_view_gets_the_error_envelope(
 ) -> None:
     async with running() as run:
         client = await run.connect()
-        answer = await client.ask("GET", path, b"")
+        answer = await client.request("GET", path, b"")
         assert (answer.status, answer.code) == (status, code)
         assert "secret" not in answer.body.decode()
 
@@ -192,9 +192,9 @@ async def test_an_unexpected_error_in_a_view_gets_500_and_is_logged(
 ) -> None:
     async with running() as run:
         client = await run.connect()
-        assert (await client.ask("GET", "/v0/routers", b"")).status == 200
+        assert (await client.request("GET", "/v0/routers", b"")).status == 200
         monkeypatch.setattr(paging, "answer", lambda *_: 1 // 0)
-        answer = await client.ask("GET", "/v0/routers", b"")
+        answer = await client.request("GET", "/v0/routers", b"")
         assert (answer.status, answer.code) == (500, "internal")
     assert [(event["event"], event["route"]) for event in logged] == [
         ("request failed", "router.list")

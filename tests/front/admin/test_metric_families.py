@@ -149,8 +149,8 @@ async def test_names_outside_the_prefixes_are_not_requested() -> None:
     found = await lines(shards, prefixes=["t3"])
     assert [line for line in found if "head_seq" in line] == ['topics_topic_head_seq{topic="t3"} 3']
     assert "topics_topic_metrics_truncated 0" in found
-    asked = {tuple(params.prefixes) for method, params, _ in shards.calls}
-    assert asked == {("t3",)}
+    requested_prefixes = {tuple(params.prefixes) for method, params, _ in shards.calls}
+    assert requested_prefixes == {("t3",)}
 
 
 async def test_a_shard_that_does_not_reply_in_time_is_omitted(

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.fake_shards import FakeShards
 from tests.support.front import bearer, running
-from tests.support.raw_client import Answered, request
+from tests.support.raw_client import RawResponse, request
 from topics.actors.rpc.session import Reply
 from topics.formats.wire import calls
 from topics.formats.wire.contract import Call, P, R
@@ -25,7 +25,7 @@ PROMETHEUS = (
 )
 
 
-def text_of(answer: Answered) -> str:
+def text_of(answer: RawResponse) -> str:
     return answer.body.decode()
 
 
@@ -33,7 +33,7 @@ def text_of(answer: Answered) -> str:
 async def test_the_text_format_can_be_parsed_by_prometheus(path: str) -> None:
     async with running(shards=FakeShards(topics={"a": [1, 2]})) as run:
         client = await run.connect()
-        answer = await client.ask("GET", path, accept=PROMETHEUS)
+        answer = await client.request("GET", path, accept=PROMETHEUS)
         assert (answer.status, answer.headers["content-type"]) == (200, TEXT)
         found = {family.name: family for family in text_string_to_metric_families(text_of(answer))}
         (head,) = found["topics_topic_head_seq"].samples
@@ -44,7 +44,7 @@ async def test_the_text_format_can_be_parsed_by_prometheus(path: str) -> None:
 async def test_the_page_is_served_while_shards_recover() -> None:
     async with running(shards=FakeShards(ready=False)) as run:
         client = await run.connect()
-        answer = await client.ask("GET", "/v0/metrics")
+        answer = await client.request("GET", "/v0/metrics")
         assert answer.status == 200
         lines = text_of(answer).splitlines()
         assert "topics_ready 0" in lines
@@ -66,15 +66,15 @@ class Slow(FakeShards):
 
 async def test_a_key_that_is_removed_during_the_request_gets_no_names() -> None:
     gate = trio.Event()
-    async with running(keys="k,gone", shards=Slow(topics={"a": []}, gate=gate)) as run:
+    async with running(keys="k,removed", shards=Slow(topics={"a": []}, gate=gate)) as run:
         clients = [await run.connect() for _ in range(2)]
-        for client, key in zip(clients, ("k", "gone"), strict=True):
-            await client.say(request("GET", "/v0/metrics", b"", authorization=bearer(key)))
+        for client, key in zip(clients, ("k", "removed"), strict=True):
+            await client.send(request("GET", "/v0/metrics", b"", authorization=bearer(key)))
         reads = run.server._context.metric_reads
         await run.until(lambda: reads.borrowed_tokens == 2)
         await run.replace_keys("k")
         gate.set()
-        assert [(await client.hear()).status for client in clients] == [200, 401]
+        assert [(await client.receive()).status for client in clients] == [200, 401]
 
 
 async def test_a_long_page_is_rendered_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

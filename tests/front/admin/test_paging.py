@@ -61,26 +61,26 @@ async def test_all_shards_are_requested_and_each_reply_is_released() -> None:
     shards = FakeShards(count=3, topics={name: [] for name in "abcdefgh"})
     async with running(shards=shards) as run:
         client = await run.connect()
-        page = (await client.ask("GET", "/v0/topics?page_size=5")).json()
+        page = (await client.request("GET", "/v0/topics?page_size=5")).json()
         assert [row["topic"] for row in page["topics"]] == [*"abcde"]
-        page = (await client.ask("GET", f"/v0/topics?cursor={page['next_cursor']}")).json()
+        page = (await client.request("GET", f"/v0/topics?cursor={page['next_cursor']}")).json()
         assert [row["topic"] for row in page["topics"]] == [*"fgh"]
         assert (len(shards.calls), shards.replies_out) == (6, 0)
 
 
 async def test_a_failure_of_one_shard_fails_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = FakeShards(count=3, topics={name: [] for name in "abcdefgh"})
-    told = shards._answer
+    original = shards._answer
 
     def fail(call: Any, params: Any, raw: bytes, shard: int) -> Any:
         if shard == 1:
             raise NotReady("shard 1 is down")
-        return told(call, params, raw, shard)
+        return original(call, params, raw, shard)
 
     monkeypatch.setattr(shards, "_answer", fail)
     async with running(shards=shards) as run:
         client = await run.connect()
-        answer = await client.ask("GET", "/v0/topics")
+        answer = await client.request("GET", "/v0/topics")
         assert (answer.status, answer.code) == (503, "not_ready")
         assert shards.replies_out == 0
 
@@ -91,5 +91,5 @@ async def test_a_stop_of_the_front_does_not_wait_for_a_page() -> None:
     shards = FakeShards(count=3, silent={2})
     async with running(shards=shards) as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/topics"))
+        await client.send(request("GET", "/v0/topics"))
         await run.until(lambda: len(shards.calls) == 3)

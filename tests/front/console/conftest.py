@@ -22,18 +22,18 @@ class Console:
     def __init__(self, browser: chromium.Chromium, server: Server) -> None:
         self.browser, self.server = browser, server
         self.url = f"http://127.0.0.1:{server.port}/console"
-        browser.look(1200)
+        browser.set_window(1200)
 
     def open(self, path: str = "#/") -> None:
         """Load a page again, without a key or draft."""
         self.browser.open(f"{self.url}?{time.monotonic_ns()}{path}")
-        if self.ask("sessionStorage.length"):
-            self.ask("sessionStorage.clear()")
+        if self.evaluate("sessionStorage.length"):
+            self.evaluate("sessionStorage.clear()")
             self.open(path)
 
     def go(self, path: str) -> None:
         """Open another page of the console like a link."""
-        self.ask(
+        self.evaluate(
             f"""new Promise((over) => {{
               const drawn = () => requestAnimationFrame(() => requestAnimationFrame(over));
               addEventListener("hashchange", drawn, {{ once: true }});
@@ -41,14 +41,14 @@ class Console:
             }})"""
         )
 
-    def ask(self, script: str) -> Any:
+    def evaluate(self, script: str) -> Any:
         """Return the value of a JavaScript expression."""
         return self.browser.evaluate(script)
 
     def wait(self, script: str) -> bool:
         """Wait until an expression is true."""
         deadline = time.monotonic() + WAIT_S
-        while not self.ask(f"Boolean({script})"):
+        while not self.evaluate(f"Boolean({script})"):
             assert time.monotonic() < deadline, f"{script}: never true of\n{self.text}"
             time.sleep(0.02)
         return True
@@ -60,7 +60,7 @@ class Console:
 
     @property
     def text(self) -> str:
-        return str(self.ask("document.body.innerText"))
+        return str(self.evaluate("document.body.innerText"))
 
     def click(self, label: str, within: str = "body") -> None:
         """Click the button, tab or link with this text as soon as it is enabled."""
@@ -99,13 +99,15 @@ class Console:
     @property
     def seqs(self) -> list[int]:
         """The seqs of the rows, from top to bottom."""
-        found = self.ask("[...document.querySelectorAll('.row .seq')].map((e) => e.textContent)")
+        found = self.evaluate(
+            "[...document.querySelectorAll('.row .seq')].map((e) => e.textContent)"
+        )
         return [int(text.removeprefix("#")) for text in found]
 
     @property
     def too_wide(self) -> list[str]:
         """Return the elements that extend beyond the right edge of the window."""
-        found: list[str] = self.ask(
+        found: list[str] = self.evaluate(
             """document.documentElement.scrollWidth <= innerWidth ? []
               : [...document.querySelectorAll("body *")]
                 .filter((each) => each.getBoundingClientRect().right > innerWidth + 1)

@@ -51,20 +51,22 @@ def test_the_key_is_requested_once_and_sent_with_streams_too(console: Console) -
     console.shows("Busiest topics")
     console.go("#/topics/mine/live")
     console.shows("a record")
-    assert READER not in console.ask("document.body.innerHTML + location.href + document.cookie")
+    assert READER not in console.evaluate(
+        "document.body.innerHTML + location.href + document.cookie"
+    )
     console.browser.open("about:blank")
     console.browser.open(f"{console.url}#/topics/mine/live")
     console.shows("a record")
     console.click("sign out")
     console.shows("API key")
-    assert console.ask("Object.keys(sessionStorage)") in ([], ["topics-denied"])
+    assert console.evaluate("Object.keys(sessionStorage)") in ([], ["topics-denied"])
 
 
 def test_a_removed_key_is_requested_again(console: Console) -> None:
     sign_in(console, READER)
     console.go("#/topics/mine/live")
     console.shows("a record")
-    console.ask("sessionStorage.setItem('topics-key', 'gone')")
+    console.evaluate("sessionStorage.setItem('topics-key', 'gone')")
     console.browser.open("about:blank")
     console.browser.open(f"{console.url}#/topics/mine/live")
     console.shows("the server does not accept this key")
@@ -81,7 +83,7 @@ def test_with_a_read_only_key_the_console_names_the_missing_scope(
     assert console.wait(console.is_off("Append"))
     console.go("#/queues/jobs/dead")
     assert console.wait(console.is_off("Redrive all"))
-    assert console.ask(
+    assert console.evaluate(
         "[...document.querySelectorAll('button')].find((e) => e.disabled).title"
     ) == ("the key lacks the scope write")
     console.go("#/topics/mine/config")
@@ -93,7 +95,7 @@ def test_with_a_read_only_key_the_console_names_the_missing_scope(
     console.fill("Type mine", "mine")
     console.click("Delete", "dialog")
     console.shows("the key lacks the scope delete")
-    console.ask("document.querySelector('dialog').close()")
+    console.evaluate("document.querySelector('dialog').close()")
     assert console.wait(console.is_off("Delete the topic"))
     console.click("sign out")
     sign_in(console, ADMIN_KEY)  # the scopes that the other key lacks do not matter now

@@ -18,7 +18,7 @@ from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
 
-HURT = "<img src=x onerror='globalThis.hurt=1'><script>globalThis.hurt=1</script>"
+UNSAFE_HTML = "<img src=x onerror='globalThis.executed=1'><script>globalThis.executed=1</script>"
 LONG = "n" * 255
 PAGES = {  # each with a selector of an element that it shows when it is complete
     "#/": ".attention a",
@@ -44,7 +44,12 @@ def filled(server: Server) -> None:
     """Topics of all kinds, with hostile names, tags and records."""
     with Api(server.address) as api:
         epoch = create(api, "shop:orders", *range(9), cap_records=5)
-        ok(api.append("shop:orders", records=[{"data": HURT, "tag": HURT, "node": HURT}]))
+        ok(
+            api.append(
+                "shop:orders",
+                records=[{"data": UNSAFE_HTML, "tag": UNSAFE_HTML, "node": UNSAFE_HTML}],
+            )
+        )
         ok(
             api.append(
                 "shop:orders", "é\u202e" * 400, records=[{"data": LONG * 9, "tag": "ü" * 99}]
@@ -52,10 +57,10 @@ def filled(server: Server) -> None:
         )
         create(api, LONG)
         create(api, "jobs", 1, 2, 3, type="queue", max_deliveries=1, dead_letter="jobs.dead")
-        give_up(api, "jobs", HURT, 1)
+        dead_letter_jobs(api, "jobs", UNSAFE_HTML, 1)
         create(api, "bare", type="queue")
         for name, config in {
-            "shop-%3E": {"source": "shop:orders", "dest": LONG, "filter": HURT[:50]},
+            "shop-%3E": {"source": "shop:orders", "dest": LONG, "filter": UNSAFE_HTML[:50]},
             "r" * 255: {"source": "shop:orders", "dest": "audit"},
         }.items():
             ok(api.call("PUT", f"/v0/routers/{name}", config), 201)
@@ -63,13 +68,13 @@ def filled(server: Server) -> None:
         create(api, "cursor:reader", places)
 
 
-def give_up(api: Api, queue: str, error: str, count: int) -> None:
-    """Let this number of jobs of a queue become dead letters."""
-    asked = {"node": "worker", "max": count}
-    claimed = ok(api.call("POST", f"/v0/topics/{queue}/claim", asked))["claimed"]
+def dead_letter_jobs(api: Api, queue: str, error: str, count: int) -> None:
+    """Turn this number of jobs of a queue into dead letters."""
+    claim_request = {"node": "worker", "max": count}
+    claimed = ok(api.call("POST", f"/v0/topics/{queue}/claim", claim_request))["claimed"]
     nack = {"node": "worker", "seqs": [job["$seq"] for job in claimed], "error": error}
     ok(api.call("POST", f"/v0/topics/{queue}/nack", nack))
-    held = {"node": HURT, "lease_ms": 3_600_000}  # longer than the module runs
+    held = {"node": UNSAFE_HTML, "lease_ms": 3_600_000}  # longer than the module runs
     ok(api.call("POST", f"/v0/topics/{queue}/claim", held))  # this claim moves them
     deadline = time.monotonic() + WAIT_S
     while api.get(f"{queue}.dead").status != 200 or api.state(f"{queue}.dead")["count"] < count:
@@ -83,13 +88,13 @@ def test_no_page_logs_errors_runs_text_or_is_wider_than_the_window(
 ) -> None:
     console.open(path)
     console.wait(f"document.querySelector({json.dumps(PAGES[path])})")
-    console.ask("document.querySelectorAll('.row').forEach((each) => each.click())")
+    console.evaluate("document.querySelectorAll('.row').forEach((each) => each.click())")
     for width in (390, 1200):
         for dark in (False, True):
-            console.browser.look(width, dark=dark)
+            console.browser.set_window(width, dark=dark)
             assert console.too_wide == []
-    assert console.ask("document.querySelectorAll('main :is(img, script)').length") == 0
-    assert console.ask("globalThis.hurt") is None
+    assert console.evaluate("document.querySelectorAll('main :is(img, script)').length") == 0
+    assert console.evaluate("globalThis.executed") is None
     assert console.browser.complaints == []
 
 
@@ -97,7 +102,7 @@ def test_no_page_logs_errors_runs_text_or_is_wider_than_the_window(
 def test_text_that_looks_like_html_is_shown_unchanged(console: Console) -> None:
     for path in ("#/topics/shop:orders/browse", "#/queues/jobs/leases", "#/queues/jobs/dead"):
         console.open(path)
-        console.shows(HURT[:40])
+        console.shows(UNSAFE_HTML[:40])
 
 
 @pytest.mark.usefixtures("filled")
@@ -109,7 +114,7 @@ def test_every_page_of_an_empty_server_shows_what_to_do(
         for path in ("#/", "#/topics", "#/queues", "#/routers", "#/cursors"):
             console.open(path)
             console.wait("document.querySelectorAll('main .empty .code').length === 2")
-            lines = console.ask(
+            lines = console.evaluate(
                 "[...document.querySelectorAll('.code code')].map((e) => e.innerText)"
             )
             assert sorted(line.split()[0] for line in lines) == ["curl", "topics"]
@@ -205,7 +210,7 @@ def test_browsing_moves_both_ways_over_gaps_and_to_a_seq_or_time(
     shown(5801, 5900)
     console.fill("seq", "4051")
     shown(4051, 4150)
-    console.click("Older")  # half of it is before the hole
+    console.click("Older")  # half of the page is before the gap
     shown(1951, 4050)
     assert len(console.seqs) == 100
     console.click("Older")
@@ -219,11 +224,11 @@ def test_browsing_moves_both_ways_over_gaps_and_to_a_seq_or_time(
     shown(5901, 6000)
     assert console.wait(console.is_off("Newer"))
     local = f"new Date({middle} - new Date().getTimezoneOffset() * 60000).toISOString()"
-    console.fill("time", console.ask(local).rstrip("Z"))
+    console.fill("time", console.evaluate(local).rstrip("Z"))
     shown(since, since + 99)
     console.fill("seq", "4051")
     shown(4051, 4150)
-    address = console.ask("location.href")
+    address = console.evaluate("location.href")
     console.browser.open("about:blank")
     console.browser.open(address)
     shown(4051, 4150)
@@ -233,14 +238,16 @@ def test_a_long_record_is_shown_in_part_and_copied_completely(console: Console, 
     create(api, "long", "x" * 1_000_000)
     console.open("#/topics/long/browse")
     console.wait("document.querySelector('.row')")
-    console.ask("document.querySelector('.row').click()")
+    console.evaluate("document.querySelector('.row').click()")
     console.wait("document.querySelector('pre')")
-    assert console.ask("document.querySelector('pre').textContent.length") == 200_000
+    assert console.evaluate("document.querySelector('pre').textContent.length") == 200_000
     console.shows("Only the first 200,000 characters")
-    console.ask("navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null")
+    console.evaluate(
+        "navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null"
+    )
     console.click("copy JSON")
     console.shows("copied")
-    assert json.loads(console.ask("copied"))["data"] == "x" * 1_000_000
+    assert json.loads(console.evaluate("copied"))["data"] == "x" * 1_000_000
 
 
 PAYLOAD = '{"n":1234567890123456789,"price":1.10,"big":1E400,"tag":"data","data":{"data":[1.0]}}'
@@ -268,15 +275,17 @@ def test_payloads_are_shown_and_copied_as_they_were_sent(
     ok(api.call("POST", "/v0/topics/exact", f'{{"records":[{record}]}}'.encode()))
     console.open(f"#/{path}")
     console.shows(PAYLOAD)
-    console.ask("document.querySelector('.row').click()")
+    console.evaluate("document.querySelector('.row').click()")
     console.wait("document.querySelector('pre')")
-    assert console.ask("document.querySelector('pre').textContent") == SHOWN
+    assert console.evaluate("document.querySelector('pre').textContent") == SHOWN
     console.shows('{"$m":0.10}')
-    console.ask("navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null")
+    console.evaluate(
+        "navigator.clipboard.writeText = (text) => { globalThis.copied = text; }; null"
+    )
     console.click("copy JSON")
     console.shows("copied")
     (sent,) = re.findall(rb'"records":\[(.*)\],"next', api.diff("exact", include_tags=True).body)
-    assert console.ask("copied").encode() == sent
+    assert console.evaluate("copied").encode() == sent
     api.call("DELETE", "/v0/topics/exact")
 
 
@@ -295,7 +304,7 @@ def test_members_keep_any_text_unchanged(console: Console) -> None:
       return [lag, topic, records.map(({{ data, meta }}) => [data, meta]),
         records.map(recordText).join(), records.map(({{ data }}) => indented(data, 1000))];
     }})"""
-    lag, topic, members, copied, shown = console.ask(script)
+    lag, topic, members, copied, shown = console.evaluate(script)
     assert (lag, topic, copied) == (2, "data", records)
     assert members == [[text, text] for text in TEXTS]
     assert [json.loads(text) for text in shown] == [json.loads(text) for text in TEXTS]
@@ -308,9 +317,9 @@ def test_characters_that_reorder_text_are_shown_as_escapes(console: Console, api
     ok(api.call("POST", "/v0/topics/reordered", body))
     console.open("#/topics/reordered")
     console.wait("document.querySelector('.row')")
-    console.ask("document.querySelector('.row').click()")
+    console.evaluate("document.querySelector('.row').click()")
     console.shows("a\\u202eb", "c\\u2066d", "e\\u200ff", "\\u2069")
-    shown = console.ask("document.querySelector('.records').textContent")
+    shown = console.evaluate("document.querySelector('.records').textContent")
     assert not re.search("[\u200f\u202e\u2066\u2069]", shown)
 
 
@@ -358,14 +367,14 @@ def test_a_draft_is_kept_until_it_is_appended(console: Console, api: Api) -> Non
         console.fill(label, text)
     console.go("#/topics")
     console.shows("New topic")
-    console.ask("history.back()")
+    console.evaluate("history.back()")
     value = "[...document.querySelectorAll('form :is(input, textarea)')].map((e) => e.value)"
     console.wait(f"{value}.join() === '{{\"n\": 1}},{{}},t,,,7 days'")
     console.go("#/topics/drafted/publish?other")  # another page has no draft of this topic
     console.click("Append")
     console.shows("“7 days” is not a time. Write for example 500ms, 30s, 10m or 7d.")
     console.fill("Delay", "7d")
-    console.ask(
+    console.evaluate(
         """document.querySelector("textarea").dispatchEvent(new KeyboardEvent("keydown",
           { key: "Enter", ctrlKey: true, bubbles: true, cancelable: true }))"""
     )
@@ -374,7 +383,7 @@ def test_a_draft_is_kept_until_it_is_appended(console: Console, api: Api) -> Non
     console.go("#/topics")
     console.go("#/topics/drafted/publish")
     console.shows("Append")
-    assert console.ask(f"{value}.join('')") == ""
+    assert console.evaluate(f"{value}.join('')") == ""
 
 
 def test_a_draft_that_is_too_long_is_reported_and_not_kept(console: Console, api: Api) -> None:
@@ -382,7 +391,7 @@ def test_a_draft_that_is_too_long_is_reported_and_not_kept(console: Console, api
     console.open("#/topics/too-long/publish")
     console.fill("Data", "short")
     console.shows("Append")
-    console.ask(
+    console.evaluate(
         """(() => {
           const area = document.querySelector("textarea");
           area.value = "x".repeat(6_000_000);
@@ -390,7 +399,7 @@ def test_a_draft_that_is_too_long_is_reported_and_not_kept(console: Console, api
         })()"""
     )
     console.shows("too long to be kept")
-    assert console.ask("Object.keys(sessionStorage).length") == 0
+    assert console.evaluate("Object.keys(sessionStorage).length") == 0
     console.fill("Data", "short")
     console.wait("!document.body.innerText.includes('too long')")
 
@@ -428,7 +437,7 @@ def test_a_topic_is_created_configured_and_deleted(console: Console, api: Api) -
     console.click("Delete the topic")
     console.fill("Type made", "mad")
     assert console.wait("document.querySelector('dialog .danger')?.disabled")
-    console.ask("document.querySelector('dialog form').requestSubmit()")
+    console.evaluate("document.querySelector('dialog form').requestSubmit()")
     console.fill("Type made", "made")
     assert api.get("made").status == 200
     console.click("Delete", "dialog")
@@ -454,7 +463,7 @@ def test_a_config_that_removes_records_needs_a_confirmation(console: Console, ap
     console.fill("cap_records", "1k")
     console.click("Save")
     until(lambda: api.state("shrunk")["config"]["cap_records"] == 1000)
-    assert console.ask("document.querySelector('dialog[open]')") is None
+    assert console.evaluate("document.querySelector('dialog[open]')") is None
 
 
 VALUE = "[...document.querySelectorAll('.field')].find((e) => e.innerText.startsWith('{}'))"
@@ -473,7 +482,7 @@ def test_fields_of_a_config_take_units_and_show_the_stored_value_in_them(
         ("idempotency_window_ms", "2m"),
     ):
         console.wait(f"{VALUE.format(field)}?.querySelector('input').value === '{shown}'")
-    assert "1 m 30 s" in console.ask(f"{VALUE.format('lease_ms')}.innerText")
+    assert "1 m 30 s" in console.evaluate(f"{VALUE.format('lease_ms')}.innerText")
 
     def is_saved(field: str, value: int) -> bool:
         return bool(api.state("units")["config"][field] == value)
@@ -509,7 +518,7 @@ def test_an_invalid_unit_is_reported_at_its_field_and_nothing_is_saved(
         console.fill(field, text)
         console.wait(f"{VALUE.format(field)}.innerText.includes({json.dumps(message)})")
         assert console.wait(console.is_off("Save"))
-        console.ask("document.querySelector('form').requestSubmit()")
+        console.evaluate("document.querySelector('form').requestSubmit()")
         console.fill(field, "1")
         console.wait(f"({console.is_off('Save')}) === false")
     assert api.state("bad-units")["config"]["ttl_ms"] == 1000
@@ -558,7 +567,7 @@ def test_the_list_of_topics_has_pages_and_a_filter_by_prefix(console: Console, a
     shown(120, 129)
     console.fill("name begins with", "nothing")
     console.shows("No name begins with")
-    assert console.ask("document.activeElement.type") == "search"
+    assert console.evaluate("document.activeElement.type") == "search"
 
 
 def test_a_router_is_created_and_deleted(console: Console, api: Api) -> None:
@@ -587,16 +596,16 @@ def test_a_router_is_created_and_deleted(console: Console, api: Api) -> None:
 
 
 def test_a_redrive_moves_one_dead_letter_or_all(console: Console, api: Api) -> None:
-    create(api, "mend", *range(5), type="queue", max_deliveries=1, dead_letter="mend.dead")
-    give_up(api, "mend", "broken url", 5)
-    console.open("#/queues/mend/dead")
+    create(api, "fix", *range(5), type="queue", max_deliveries=1, dead_letter="fix.dead")
+    dead_letter_jobs(api, "fix", "broken url", 5)
+    console.open("#/queues/fix/dead")
     console.wait("document.querySelectorAll('.row').length === 5")
-    console.shows("broken url", "5 in mend.dead")
+    console.shows("broken url", "5 in fix.dead")
     console.click("Redrive one")
-    console.shows("1 moved, 4 remaining", "4 in mend.dead")
+    console.shows("1 moved, 4 remaining", "4 in fix.dead")
     console.click("Redrive all")
     console.shows("4 moved, 0 remaining", "There are no dead letters")
-    assert sorted(job["data"] for job in api.read("mend")) == [*range(5)]
+    assert sorted(job["data"] for job in api.read("fix")) == [*range(5)]
 
 
 def test_setting_a_cursor_keeps_its_other_topics(console: Console, api: Api) -> None:
@@ -622,10 +631,10 @@ def test_the_keyboard_moves_through_rows_and_lists_its_shortcuts(
     focused = "document.activeElement.querySelector('.seq')?.textContent"
     for key, seq in (("j", "#2"), ("j", "#1"), ("j", "#1"), ("k", "#2"), ("k", "#2")):
         console.browser.press(key)
-        assert console.ask(focused) == seq
+        assert console.evaluate(focused) == seq
     console.browser.press("/")
     console.browser.press("j")  # is typed here
-    assert console.ask("document.activeElement.value") == "j"
+    assert console.evaluate("document.activeElement.value") == "j"
     console.browser.press("Escape")
     console.browser.press("?")
     assert console.wait("document.querySelector('dialog[open]')?.innerText.includes('next row')")
@@ -634,12 +643,12 @@ def test_the_keyboard_moves_through_rows_and_lists_its_shortcuts(
 def test_a_page_that_is_not_visible_sends_no_requests(console: Console) -> None:
     """The test shortens 2 s to 20 ms."""
     console.open("#/")
-    console.ask(
+    console.evaluate(
         """(() => {
           const { setTimeout, fetch } = globalThis;
-          globalThis.asked = 0;
+          globalThis.requestCount = 0;
           globalThis.setTimeout = (act, ms) => setTimeout(act, ms / 100);
-          globalThis.fetch = (...what) => { asked += 1; return fetch(...what); };
+          globalThis.fetch = (...what) => { requestCount += 1; return fetch(...what); };
           globalThis.seen = (isSeen) => {
             Object.defineProperty(document, "hidden", { value: !isSeen, configurable: true });
             document.dispatchEvent(new Event("visibilitychange"));
@@ -647,11 +656,11 @@ def test_a_page_that_is_not_visible_sends_no_requests(console: Console) -> None:
           globalThis.pause = () => new Promise((over) => setTimeout(over, 400));
         })()"""
     )
-    console.ask("seen(true)")
-    console.wait("asked >= 3")
-    console.ask("seen(false)")
-    before = console.ask("pause().then(() => asked)")  # no response is pending
-    assert console.ask("pause().then(() => asked)") == before
-    console.ask("seen(true)")
-    console.wait(f"asked >= {before} + 3")
+    console.evaluate("seen(true)")
+    console.wait("requestCount >= 3")
+    console.evaluate("seen(false)")
+    before = console.evaluate("pause().then(() => requestCount)")  # no response is pending
+    assert console.evaluate("pause().then(() => requestCount)") == before
+    console.evaluate("seen(true)")
+    console.wait(f"requestCount >= {before} + 3")
     assert console.browser.complaints == []

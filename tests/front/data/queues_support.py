@@ -17,14 +17,14 @@ HOW = ["closed", "half closed", "reset"]
 
 
 @contextmanager
-def granted(shards: FakeShards) -> Iterator[None]:
+def answered_afterwards(shards: FakeShards) -> Iterator[None]:
     """Answer the waiting claims when the block ends."""
     yield
     assert shards.gate is not None
     shards.gate.set()
 
 
-async def hang_up(client: RawClient, how: str) -> None:
+async def disconnect(client: RawClient, how: str) -> None:
     """Disconnect in this way, and wait until the kernel of the server has noticed it."""
     if how == "half closed":
         await client.stream.send_eof()

@@ -24,8 +24,8 @@ async def test_each_file_has_its_type_and_fields_for_get_and_head_and_a_304(codi
     async with running() as run:
         client = await run.connect()
         for path in OPEN:
-            got = await client.ask("GET", path, accept_encoding=coding)
-            head = await client.ask("HEAD", path, accept_encoding=coding)
+            got = await client.request("GET", path, accept_encoding=coding)
+            head = await client.request("HEAD", path, accept_encoding=coding)
             assert (got.status, head.status) == (200, 200)
             fields = {name: value for name, value in got.headers.items() if name in head.headers}
             for answer in (fields, head.headers):
@@ -40,7 +40,7 @@ async def test_each_file_has_its_type_and_fields_for_get_and_head_and_a_304(codi
             assert fields["cache-control"] == "no-cache"
             assert fields["x-content-type-options"] == "nosniff"
             assert fields["referrer-policy"] == "no-referrer"
-            known = await client.ask(
+            known = await client.request(
                 "GET",
                 path,
                 accept_encoding=coding,
@@ -49,7 +49,9 @@ async def test_each_file_has_its_type_and_fields_for_get_and_head_and_a_304(codi
             assert (known.status, known.body) == (304, b"")
             assert known.headers["etag"] == fields["etag"]
             assert "content-length" not in known.headers
-            other = await client.ask("GET", path, accept_encoding="identity", if_none_match='"o"')
+            other = await client.request(
+                "GET", path, accept_encoding="identity", if_none_match='"o"'
+            )
             assert other.body == (
                 gzip.decompress(got.body) if "content-encoding" in fields else got.body
             )
@@ -57,7 +59,7 @@ async def test_each_file_has_its_type_and_fields_for_get_and_head_and_a_304(codi
 
 async def test_the_page_may_run_only_its_own_scripts_and_not_be_framed() -> None:
     async with running() as run:
-        answer = await (await run.connect()).ask("GET", "/console")
+        answer = await (await run.connect()).request("GET", "/console")
         policy = dict(
             each.strip().split(" ", 1)
             for each in answer.headers["content-security-policy"].split(";")
@@ -100,38 +102,42 @@ async def test_the_page_may_run_only_its_own_scripts_and_not_be_framed() -> None
 )
 async def test_no_other_path_returns_a_file(path: str) -> None:
     async with running() as run:
-        answer = await (await run.connect()).ask("GET", path)
+        answer = await (await run.connect()).request("GET", path)
         assert (answer.status, answer.code) == (404, "not_found")
 
 
 async def test_the_files_need_no_key_and_everything_else_does() -> None:
     async with running(keys="boss", probe_auth=True) as run:
         client = await run.connect()
-        assert (await client.ask("GET", "/console")).status == 200
-        assert (await client.ask("GET", "/console", authorization=bearer("wrong"))).status == 200
+        assert (await client.request("GET", "/console")).status == 200
+        assert (
+            await client.request("GET", "/console", authorization=bearer("wrong"))
+        ).status == 200
         for path in ("/v0/health", "/v0/metrics", "/v0/topics", "/", "/console/missing.js"):
-            assert (await client.ask("GET", path)).status == 401
+            assert (await client.request("GET", path)).status == 401
 
 
 async def test_a_console_that_is_off_has_no_paths_and_no_link() -> None:
     async with running(settings=Settings(console=False)) as run:
         client = await run.connect()
         for path in OPEN:
-            assert (await client.ask("GET", path)).code == "not_found"
-        assert "console" not in (await client.ask("GET", "/")).json()["links"]
+            assert (await client.request("GET", path)).code == "not_found"
+        assert "console" not in (await client.request("GET", "/")).json()["links"]
     async with running() as run:
-        assert (await (await run.connect()).ask("GET", "/")).json()["links"][
+        assert (await (await run.connect()).request("GET", "/")).json()["links"][
             "console"
         ] == "/console"
 
 
 def test_every_file_of_the_folder_is_served_and_used() -> None:
     served = {path.removeprefix("/console/") for path in OPEN} - {"/console"}
-    told = {path.name for path in FILES.iterdir() if path.suffix in console.MEDIA_TYPES}
-    assert served == told - {"index.html"} | {"topics.js"}
+    shipped = {path.name for path in FILES.iterdir() if path.suffix in console.MEDIA_TYPES}
+    assert served == shipped - {"index.html"} | {"topics.js"}
     texts = [path.read_text() for path in FILES.iterdir() if path.suffix in (".js", ".html")]
-    asked = {name for text in texts for name in re.findall(r'"(?:\./|/console/)([\w.-]+)"', text)}
-    assert asked == served
+    referenced = {
+        name for text in texts for name in re.findall(r'"(?:\./|/console/)([\w.-]+)"', text)
+    }
+    assert referenced == served
     assert all(route.is_public == (route in console.ROUTES) for route in ROUTES)
 
 

@@ -29,12 +29,12 @@ ROUTE = APPEND_ROUTE
 
 
 class AppendHarness:
-    """Appends to fake shards. ``heard`` has the responses in order of arrival."""
+    """Appends to fake shards. ``responses`` has the responses in order of arrival."""
 
     def __init__(self) -> None:
         self.shards = FakeShards(topics={"a": []})
         self.appends = AppendGroups(self.shards, Pressure(1, lambda _: 0.0))
-        self.heard: list[tuple[str, Any]] = []
+        self.responses: list[tuple[str, Any]] = []
 
     def request(self, topic: str, **fields: Any) -> Request:
         request = Request(
@@ -53,19 +53,19 @@ class AppendHarness:
         with_seqs: bool = True,
         **fields: Any,
     ) -> None:
-        def hear(answer: Answer | TopicsError) -> None:
+        def collect(answer: Answer | TopicsError) -> None:
             if isinstance(answer, Answer):
-                self.heard.append((name, answer.status))
+                self.responses.append((name, answer.status))
                 answer.done()
             else:
-                self.heard.append((name, answer.code))
+                self.responses.append((name, answer.code))
             if then is not None:
                 then()
 
         body = b'{"records":[{"data":"%b"}]}' % name.encode() if body is None else body
         query = parse_query(ROUTE.parameters, b"" if with_seqs else b"return_seqs=false")
         request = self.request(topic, query=query, **fields)
-        assert self.appends.append(request, body, len(self.heard) + 1, hear) is None
+        assert self.appends.append(request, body, len(self.responses) + 1, collect) is None
 
     @property
     def sent(self) -> list[int]:
@@ -88,7 +88,7 @@ def test_joined_appends_share_a_message_and_are_answered_in_order() -> None:
     assert [body[-5:-4], params.key, params.at, params.ats] == [b"z", None, 1, [1, 1, 1]]
     assert params.lengths == [len(body) // 3] * 3
     assert alone == AppendParams("b", None, True, None, 1, may_configure=alone.may_configure)
-    assert harness.heard == [("x", 200), ("y", 200), ("z", 200), ("new", 201)]
+    assert harness.responses == [("x", 200), ("y", 200), ("z", 200), ("new", 201)]
     assert len(harness.shards.topics["a"]) == 3
     assert harness.shards.replies_out == 0
 
@@ -99,7 +99,7 @@ def test_each_joined_append_has_its_own_failure() -> None:
         harness.append("x", "b", b"{")
         harness.append("y", "b")
         harness.append("z", "b", b"]")
-    assert harness.heard == [("x", "invalid_request"), ("y", 201), ("z", "invalid_request")]
+    assert harness.responses == [("x", "invalid_request"), ("y", 201), ("z", "invalid_request")]
 
 
 def test_a_failure_of_the_shard_fails_all_joined_appends() -> None:
@@ -108,7 +108,7 @@ def test_a_failure_of_the_shard_fails_all_joined_appends() -> None:
     with harness.shards.batch:
         harness.append("x")
         harness.append("y")
-    assert harness.heard == [("x", "not_ready"), ("y", "not_ready")]
+    assert harness.responses == [("x", "not_ready"), ("y", "not_ready")]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_only_requests_with_equal_parameters_are_joined(other: dict[str, Any]) -
         harness.append("y", **other)
         harness.append("z")
     assert sorted(harness.sent) == [1, 2]
-    assert len(harness.heard) == 3
+    assert len(harness.responses) == 3
 
 
 def test_outside_of_a_batch_each_append_is_sent_immediately() -> None:
@@ -151,7 +151,7 @@ def test_a_full_group_is_sent_before_the_end_of_the_batch() -> None:
         harness.append("one more")
         harness.append("long", body=long)
         assert harness.sent == [JOINED_FIRST_MAX, JOINED_MAX, 2]
-    assert len(harness.heard) == JOINED_FIRST_MAX + JOINED_MAX + 2
+    assert len(harness.responses) == JOINED_FIRST_MAX + JOINED_MAX + 2
 
 
 def test_appends_that_follow_responses_are_joined() -> None:
@@ -160,7 +160,7 @@ def test_appends_that_follow_responses_are_joined() -> None:
         for name in "xyz":
             harness.append(name, then=lambda: harness.append("next"))
     assert harness.sent == [3, 3]
-    assert harness.heard[3:] == [("next", 200)] * 3
+    assert harness.responses[3:] == [("next", 200)] * 3
 
 
 def test_an_unexpected_error_fails_all_joined_appends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_an_unexpected_error_fails_all_joined_appends(monkeypatch: pytest.Monkey
     with harness.shards.batch:
         harness.append("x")
         harness.append("y")
-    assert harness.heard == [("x", "internal"), ("y", "internal")]
+    assert harness.responses == [("x", "internal"), ("y", "internal")]
 
 
 def test_an_error_after_one_response_does_not_affect_other_responses(logged: Logged) -> None:
@@ -185,5 +185,5 @@ def test_an_error_after_one_response_does_not_affect_other_responses(logged: Log
     with harness.shards.batch:
         harness.append("x", then=broken)
         harness.append("y")
-    assert harness.heard == [("x", 200), ("y", 200)]
+    assert harness.responses == [("x", 200), ("y", 200)]
     assert [(event["event"], event["route"]) for event in logged] == [("request failed", "append")]

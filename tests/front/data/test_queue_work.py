@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.front.data.queues_support import granted, hang_up
+from tests.front.data.queues_support import answered_afterwards, disconnect
 from tests.support.fake_shards import FakeShards
 from tests.support.front import running
 from tests.support.raw_client import request
@@ -18,10 +18,10 @@ async def test_the_shard_is_notified_if_a_worker_disconnects_while_its_stream_op
 ) -> None:
     async with running(shards=slow) as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/topics/slow/work?node=n"))
+        await client.send(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)
-        await hang_up(client, "reset")
-        with granted(slow):
+        await disconnect(client, "reset")
+        with answered_afterwards(slow):
             pass
         await run.until(lambda: WORK_CLOSE in slow.calls)
         assert run.server.slots.streams.used == 0
@@ -32,11 +32,11 @@ async def test_the_shard_is_notified_if_the_head_of_a_stream_cannot_be_sent(
 ) -> None:
     async with running(shards=slow) as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/topics/slow/work?node=n"))
+        await client.send(request("GET", "/v0/topics/slow/work?node=n"))
         await run.until(lambda: slow.waiting == 1)
         [connection] = run.server.connections
         connection.sock.shutdown(socket.SHUT_WR)
-        with granted(slow):
+        with answered_afterwards(slow):
             pass
         await run.until(lambda: WORK_CLOSE in slow.calls)
         assert run.server.slots.streams.used == 0

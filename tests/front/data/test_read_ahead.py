@@ -41,11 +41,11 @@ class Shard:
 
     def __init__(self, head: int = 100) -> None:
         self.top, self.version = head, 1
-        self.asked: list[int] = []  # cursors of ordinary diffs
+        self.diff_cursors: list[int] = []  # cursors of ordinary diffs
         self.runs: list[tuple[int, int]] = []  # cursors and page counts of reads ahead
         self.waiting: list[Callable[[], None]] = []
         self.holds = False
-        self.gone = False
+        self.is_down = False
         self.replies: list[Reply] = []
 
     def call(
@@ -56,16 +56,16 @@ class Shard:
         body: bytes,
         then: Callable[[Any], None],
     ) -> None:
-        asked = msgspec.json.decode(body)
+        query = msgspec.json.decode(body)
         if call is DIFF:
-            self.asked.append(asked["from_seq"])
-            page, following = self._page(asked["from_seq"], asked["limit"])
+            self.diff_cursors.append(query["from_seq"])
+            page, following = self._page(query["from_seq"], query["limit"])
             end = difference_end(**self._end(following))
             result = DiffResult(following if following < self.top else None)
             then(self._reply(result, difference("t", page, end)))
             return
-        self.runs.append((asked["from_seq"], params.page_count))
-        answer = self._ahead(asked["from_seq"], asked["limit"], params.page_count)
+        self.runs.append((query["from_seq"], params.page_count))
+        answer = self._ahead(query["from_seq"], query["limit"], params.page_count)
         if self.holds:
             self.waiting.append(lambda: then(answer))
         else:
@@ -75,7 +75,7 @@ class Shard:
         return self.top if mark.version == self.version else None
 
     def _ahead(self, cursor: int, limit: int, pages: int) -> Reply | TopicsError:
-        if self.gone:
+        if self.is_down:
             return NotReady("the shard is down")
         found: list[tuple[int, int, int]] = []
         bodies: list[bytes] = []
@@ -109,7 +109,7 @@ class Shard:
 class Reader:
     def __init__(self, ahead: ReadAhead, limit: int = 10, topic: str = "t") -> None:
         self.ahead, self.limit, self.cursor = ahead, limit, 0
-        self.request = cast("Request", type("Asked", (), {"topic": topic, "shard": 0})())
+        self.request = cast("Request", type("FakeRequest", (), {"topic": topic, "shard": 0})())
 
     def body(self) -> bytes:
         return b'{"from_seq":%d,"limit":%d}' % (self.cursor, self.limit)
@@ -121,11 +121,11 @@ class Reader:
             self.request,
             self.body(),
             time.monotonic_ns(),
-            lambda answer: pages.append(self._heard(answer)),
+            lambda answer: pages.append(self._decode(answer)),
         )
         return pages[0] if pages else {}
 
-    def _heard(self, answer: Answer | TopicsError) -> dict[str, Any]:
+    def _decode(self, answer: Answer | TopicsError) -> dict[str, Any]:
         assert isinstance(answer, Answer)
         page: dict[str, Any] = msgspec.json.decode(answer.body)
         answer.done()
@@ -144,8 +144,8 @@ def test_a_sequential_reader_gets_its_pages_without_a_request_to_the_shard() -> 
     reader = Reader(ReadAhead(cast("Any", shard), Drain()))
     while not (reader.page())["caught_up"]:
         pass
-    assert shard.asked[:2] == [0, 10]
-    assert shard.asked[2:] == [990], "only the shard may return the page at the head"
+    assert shard.diff_cursors[:2] == [0, 10]
+    assert shard.diff_cursors[2:] == [990], "only the shard may return the page at the head"
     assert [pages for _, pages in shard.runs[:6]] == [1, 2, 4, 8, RUN_PAGES_MAX, RUN_PAGES_MAX]
     assert released(shard)
 
@@ -168,11 +168,11 @@ def test_a_page_has_the_current_head_and_a_stale_page_is_dropped() -> None:
     shard.top = 1500
     page = reader.page()
     assert (page["head_seq"], page["lag"]) == (1500, 1450)
-    asked = len(shard.asked)
+    count_before = len(shard.diff_cursors)
     shard.version += 1
     reader.page()
     reader.page()
-    assert len(shard.asked) == asked + 2, "a stale page was used"
+    assert len(shard.diff_cursors) == count_before + 2, "a stale page was used"
     assert released(shard)
 
 
@@ -184,17 +184,17 @@ def test_a_fast_reader_waits_for_the_requested_page() -> None:
     reader.page()
     assert (reader.page(), reader.cursor) == ({}, 20)
     shard.waiting.pop()()
-    assert (reader.cursor, shard.asked) == (30, [0, 10])
+    assert (reader.cursor, shard.diff_cursors) == (30, [0, 10])
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_without_a_page_read_ahead_the_shard_is_requested(gone: bool) -> None:
+@pytest.mark.parametrize("is_down", [True, False])
+def test_without_a_page_read_ahead_the_shard_is_requested(is_down: bool) -> None:
     shard = Shard(35)
-    shard.gone = gone
+    shard.is_down = is_down
     reader = Reader(ReadAhead(cast("Any", shard), Drain()), limit=15)
     while not (reader.page())["caught_up"]:
         pass
-    assert shard.asked == [0, 15, 30]
+    assert shard.diff_cursors == [0, 15, 30]
     assert released(shard)
 
 
@@ -225,14 +225,14 @@ def test_runs_are_bounded_and_only_a_stale_one_is_replaced(monkeypatch: pytest.M
     assert len(shard.runs) == RUNS_MAX
     readers[0].page()  # its run is now the newest
     monkeypatch.setattr(read_ahead, "STALE_NS", 0)
-    asked = len(shard.asked)
+    count_before = len(shard.diff_cursors)
     for _ in range(3):
         late.page()
-    assert len(shard.asked) == asked + 1, "the stale run was not replaced"
+    assert len(shard.diff_cursors) == count_before + 1, "the stale run was not replaced"
     readers[0].page()
-    assert len(shard.asked) == asked + 1
+    assert len(shard.diff_cursors) == count_before + 1
     readers[1].page()
-    assert len(shard.asked) == asked + 2
+    assert len(shard.diff_cursors) == count_before + 2
 
 
 def test_a_run_above_the_bound_answers_only_the_waiting_page() -> None:
@@ -251,9 +251,9 @@ def test_a_run_above_the_bound_answers_only_the_waiting_page() -> None:
         other.page()
     shard.waiting.pop()()
     assert late.cursor == 40
-    asked = len(shard.asked)
+    count_before = len(shard.diff_cursors)
     late.page()
-    assert len(shard.asked) == asked + 1
+    assert len(shard.diff_cursors) == count_before + 1
 
 
 def test_a_page_read_ahead_is_used_once() -> None:
@@ -263,9 +263,9 @@ def test_a_page_read_ahead_is_used_once() -> None:
     for _ in range(4):
         first.page()
     second.cursor = 30
-    asked = len(shard.asked)
+    count_before = len(shard.diff_cursors)
     second.page()
-    assert len(shard.asked) == asked + 1
+    assert len(shard.diff_cursors) == count_before + 1
 
 
 # Keys

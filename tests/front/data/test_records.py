@@ -14,7 +14,9 @@ async def test_parameters_reach_the_shard() -> None:
             "idempotency_key": "klé".encode().decode("latin-1"),
         }
         assert (
-            await client.ask("POST", "/v0/topics/t.x?return_seqs=false&later=1", RECORD, **headers)
+            await client.request(
+                "POST", "/v0/topics/t.x?return_seqs=false&later=1", RECORD, **headers
+            )
         ).status == 201
         method, params, body = run.shards.calls[-1]
         assert (method, body) == ("append", RECORD)

@@ -35,7 +35,7 @@ class Heads(FakeShards):
 async def created(run: Running, query: str = "", padding: int = 0) -> tuple[int, dict[str, Any]]:
     client = await run.connect()
     body = b'{"topics":{"a":{"tail":true},"gone":{"from_seq":0}}}' + b" " * padding
-    answer = await client.ask("POST", f"/v0/watch{query}", body)
+    answer = await client.request("POST", f"/v0/watch{query}", body)
     return answer.status, answer.json()
 
 
@@ -50,7 +50,7 @@ async def test_a_session_is_created_from_a_body_of_any_length(padding: int) -> N
         assert run.shards.replies_out == 0
 
 
-async def shake_of(run: Running) -> bytes:
+async def handshake_of(run: Running) -> bytes:
     return request("GET", "/v0/ws", b"", **HANDSHAKE)
 
 
@@ -59,21 +59,21 @@ async def watch_of(run: Running) -> bytes:
     return request("GET", session["stream_url"])
 
 
-@pytest.mark.parametrize("asked_by", [watch_of, shake_of])
+@pytest.mark.parametrize("make_request", [watch_of, handshake_of])
 async def test_a_stream_has_its_slot_before_the_client_receives_its_head(
-    asked_by: Callable[[Running], Awaitable[bytes]],
+    make_request: Callable[[Running], Awaitable[bytes]],
 ) -> None:
     async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
         streams.in_all = Cap("max_streams", 1)
-        asked, client = await asked_by(run), await run.connect()
+        raw_request, client = await make_request(run), await run.connect()
         slow = await slow_client(run, client)
-        await client.say(asked)
-        await slow.asked.wait()
+        await client.send(raw_request)
+        await slow.send_called.wait()
         assert streams.used == 1
         other = await run.connect()
-        await other.say(request("GET", "/v0/ws", b"", **HANDSHAKE))
-        assert (await other.hear()).status == 429
+        await other.send(request("GET", "/v0/ws", b"", **HANDSHAKE))
+        assert (await other.receive()).status == 429
         slow.takes.set()
         await run.until(lambda: len(run.server.live.streams) == 1)
         assert streams.used == 1
@@ -81,17 +81,17 @@ async def test_a_stream_has_its_slot_before_the_client_receives_its_head(
         await run.until(lambda: streams.used == 0)
 
 
-@pytest.mark.parametrize("asked_by", [watch_of, shake_of])
+@pytest.mark.parametrize("make_request", [watch_of, handshake_of])
 async def test_a_stream_whose_head_is_never_received_releases_its_slot(
-    asked_by: Callable[[Running], Awaitable[bytes]],
+    make_request: Callable[[Running], Awaitable[bytes]],
 ) -> None:
     async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
         streams = run.server.slots.streams
-        asked, client = await asked_by(run), await run.connect()
+        raw_request, client = await make_request(run), await run.connect()
         slow = await slow_client(run, client)
         slow.failure = ConnectionResetError()
-        await client.say(asked)
-        await slow.asked.wait()
+        await client.send(raw_request)
+        await slow.send_called.wait()
         assert streams.used == 1
         slow.takes.set()
         await run.until(lambda: streams.used == 0)
@@ -100,12 +100,12 @@ async def test_a_stream_whose_head_is_never_received_releases_its_slot(
 
 async def test_a_session_does_not_expire_while_its_stream_opens() -> None:
     async with running(shards=Heads(topics={"a": [], "gone": []})) as run:
-        asked, client = await watch_of(run), await run.connect()
+        raw_request, client = await watch_of(run), await run.connect()
         (session,) = run.server._context.watches._sessions.values()
         session.ended_at -= SESSION_TTL_S - 10
         slow = await slow_client(run, client)
-        await client.say(asked)
-        await slow.asked.wait()
+        await client.send(raw_request)
+        await slow.send_called.wait()
         session.ended_at -= 20
         assert (await created(run))[0] == 200
         assert run.server.slots.watch_sessions.used == 2
@@ -124,11 +124,11 @@ async def test_a_watch_in_one_request_gets_a_retry_event_instead_of_503(
             run.server.guard.drain.begin()
         else:
             run.shards.ready = False
-        answer = await client.ask("GET", "/v0/watch?topic=a")
+        answer = await client.request("GET", "/v0/watch?topic=a")
         assert answer.status == 200
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        told = b"the server is shutting down" if is_draining else b"the shard is recovering"
-        event = b'event: error\ndata: {"code":503,"error":"%b"}\n\nretry: 2000\n\n' % told
+        reason = b"the server is shutting down" if is_draining else b"the shard is recovering"
+        event = b'event: error\ndata: {"code":503,"error":"%b"}\n\nretry: 2000\n\n' % reason
         assert answer.body == event
         assert run.server.slots.streams.used == 0
 
@@ -137,13 +137,13 @@ class SlowClient:
     """A client that receives no data before ``takes`` is set, and then may raise ``failure``."""
 
     def __init__(self, connection: Connection) -> None:
-        self.asked, self.takes = trio.Event(), trio.Event()
+        self.send_called, self.takes = trio.Event(), trio.Event()
         self.failure: OSError | None = None
         self._send = connection.send
 
     async def send(self, *parts: bytes | memoryview) -> None:
         """Replace `Connection.send`."""
-        self.asked.set()
+        self.send_called.set()
         await self.takes.wait()
         if self.failure is not None:
             raise self.failure
@@ -154,10 +154,10 @@ async def slow_client(run: Running, client: RawClient) -> SlowClient:
     """Make the client slow from now on."""
     name = client.stream.socket.getsockname()
 
-    def its() -> list[Connection]:
+    def its_connections() -> list[Connection]:
         return [one for one in run.server.connections if one.sock.getpeername() == name]
 
-    await run.until(lambda: len(its()) == 1)
-    slow = SlowClient(its()[0])
-    its()[0].send = slow.send  # type: ignore[method-assign]
+    await run.until(lambda: len(its_connections()) == 1)
+    slow = SlowClient(its_connections()[0])
+    its_connections()[0].send = slow.send  # type: ignore[method-assign]
     return slow

@@ -37,9 +37,9 @@ from topics.front.limits import Cap, Slots
 GET = request("GET", "/v0/health")
 
 
-def key_of(said: bytes) -> bytes | None:
+def key_of(first_bytes: bytes) -> bytes | None:
     """Return the complete input as the key if it starts with ``key``."""
-    return said if said.startswith(b"key") else None
+    return first_bytes if first_bytes.startswith(b"key") else None
 
 
 def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
@@ -61,42 +61,44 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-async def turns_of(listener: socket.socket, count: int, others: int) -> list[int]:
+async def taken_per_iteration(listener: socket.socket, count: int, others: int) -> list[int]:
     """Return how many of ``count`` waiting clients each iteration of a busy loop takes.
 
     Each iteration also serves ``others`` requests.
     """
     clients = [socket.create_connection(listener.getsockname()) for _ in range(count)]
-    scheduler: list[int] = []
-    turn = 0
+    iterations: list[int] = []
+    iteration = 0
 
-    def take(sock: socket.socket, said: bytes) -> None:
+    def take(sock: socket.socket, first_bytes: bytes) -> None:
         clients.append(sock)
-        scheduler.append(turn)
+        iterations.append(iteration)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            acceptor_of(1000, lambda: turn * others + len(scheduler)).run, listener, take
+            acceptor_of(1000, lambda: iteration * others + len(iterations)).run, listener, take
         )
         with trio.fail_after(5):
-            while len(scheduler) < count:
-                turn += 1
+            while len(iterations) < count:
+                iteration += 1
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
     for sock in clients:
         sock.close()
-    return [scheduler.count(turn) for turn in sorted(set(scheduler))]
+    return [iterations.count(iteration) for iteration in sorted(set(iterations))]
 
 
 async def test_few_waiting_clients_are_taken_in_one_iteration(listener: socket.socket) -> None:
-    assert await turns_of(listener, TAKEN_PER_ITERATION_MIN, 0) == [TAKEN_PER_ITERATION_MIN]
+    assert await taken_per_iteration(listener, TAKEN_PER_ITERATION_MIN, 0) == [
+        TAKEN_PER_ITERATION_MIN
+    ]
 
 
 async def test_one_iteration_takes_a_bounded_number_of_clients(listener: socket.socket) -> None:
     few, many = TAKEN_PER_ITERATION_MIN, TAKEN_PER_ITERATION_MAX
-    calm = await turns_of(listener, 10 * few, 1)
+    calm = await taken_per_iteration(listener, 10 * few, 1)
     assert max(calm) <= 2 * few, "tasks run in any order, so two iterations may count as one"
-    busy = await turns_of(listener, 5 * many, 1000)
+    busy = await taken_per_iteration(listener, 5 * many, 1000)
     assert max(busy) <= 2 * many
     assert len(busy) <= 7
 
@@ -153,53 +155,53 @@ FLOOD = 5 * TAKEN_PER_ITERATION_MIN
 
 async def taken_of(acceptor: Acceptor, listener: socket.socket, count: int) -> list[bytes]:
     """Take ``count`` clients, and return their first inputs in the order of the clients."""
-    heard, taken = list[bytes](), list[socket.socket]()
+    inputs, taken = list[bytes](), list[socket.socket]()
 
-    def take(sock: socket.socket, said: bytes) -> None:
-        heard.append(said)
+    def take(sock: socket.socket, first_bytes: bytes) -> None:
+        inputs.append(first_bytes)
         taken.append(sock)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(acceptor.run, listener, take)
         with trio.fail_after(10):
-            while len(heard) < count:
+            while len(inputs) < count:
                 await trio.lowlevel.checkpoint()
         await wait_all_tasks_blocked(0.001)
         nursery.cancel_scope.cancel()
     for sock in taken:
         sock.close()
-    return heard
+    return inputs
 
 
-def connected(listener: socket.socket, count: int, said: bytes) -> list[socket.socket]:
+def connected(listener: socket.socket, count: int, first_bytes: bytes) -> list[socket.socket]:
     """Return connected clients that have sent this input."""
     clients = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(count)]
     for client in clients:
-        client.sendall(said)
+        client.sendall(first_bytes)
     return clients
 
 
-@pytest.mark.parametrize("said", [b"no", b"", b"key of many"])
+@pytest.mark.parametrize("first_bytes", [b"no", b"", b"key of many"])
 async def test_a_client_with_a_key_does_not_wait_for_many_without_or_with_one_other_key(
-    said: bytes, listener: socket.socket
+    first_bytes: bytes, listener: socket.socket
 ) -> None:
-    clients = connected(listener, FLOOD, said) + connected(listener, 1, b"key")
-    heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
-    assert b"key" in heard[: TAKEN_PER_ITERATION_MIN + 1]
-    assert len(heard) == FLOOD + 1
+    clients = connected(listener, FLOOD, first_bytes) + connected(listener, 1, b"key")
+    inputs = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
+    assert b"key" in inputs[: TAKEN_PER_ITERATION_MIN + 1]
+    assert len(inputs) == FLOOD + 1
     for client in clients:
         client.close()
 
 
-@pytest.mark.parametrize("said", [b"no", b"key of many"])
+@pytest.mark.parametrize("first_bytes", [b"no", b"key of many"])
 async def test_if_many_wait_and_no_slot_is_free_the_oldest_is_refused_for_a_new_client(
-    said: bytes, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    first_bytes: bytes, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepting, "WAITING_MAX", 2 * TAKEN_PER_ITERATION_MIN)
-    clients = connected(listener, FLOOD + 4, said) + connected(listener, 1, b"key")
+    clients = connected(listener, FLOOD + 4, first_bytes) + connected(listener, 1, b"key")
     acceptor = acceptor_of(FLOOD, int)
-    heard = await taken_of(acceptor, listener, FLOOD)
-    assert b"key" in heard[: 2 * TAKEN_PER_ITERATION_MIN]
+    inputs = await taken_of(acceptor, listener, FLOOD)
+    assert b"key" in inputs[: 2 * TAKEN_PER_ITERATION_MIN]
     assert acceptor.refusals.count == 5
     refused = clients[TAKEN_PER_ITERATION_MIN:][:5]
     assert all(client.recv(4096).startswith(b"HTTP/1.1 429 ") for client in refused)
@@ -229,8 +231,8 @@ async def test_a_client_without_a_key_does_not_wait_for_many_with_one(
     listener: socket.socket,
 ) -> None:
     clients = connected(listener, FLOOD, b"key") + connected(listener, 1, b"no")
-    heard = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
-    assert b"no" in heard[: 2 * TAKEN_PER_ITERATION_MIN + 2]
+    inputs = await taken_of(acceptor_of(1000, int), listener, FLOOD + 1)
+    assert b"no" in inputs[: 2 * TAKEN_PER_ITERATION_MIN + 2]
     for client in clients:
         client.close()
 
@@ -244,10 +246,10 @@ async def test_a_waiting_client_that_closed_its_side_is_taken_last(listener: soc
         client.shutdown(socket.SHUT_WR)
     here = connected(listener, 3, b"here")
     acceptor = acceptor_of(1000, int)
-    heard = await taken_of(acceptor, listener, FLOOD + 3)
-    assert heard.index(b"left") <= heard.index(b"here") + 3
-    assert heard[:5].count(b"here") == 3, "each iteration also takes a closed one"
-    assert acceptor.slots.used == len(heard) == FLOOD + 3
+    inputs = await taken_of(acceptor, listener, FLOOD + 3)
+    assert inputs.index(b"left") <= inputs.index(b"here") + 3
+    assert inputs[:5].count(b"here") == 3, "each iteration also takes a closed one"
+    assert acceptor.slots.used == len(inputs) == FLOOD + 3
     for client in (*left, *here):
         client.close()
 
@@ -274,27 +276,27 @@ async def test_without_free_slots_waiting_clients_that_closed_their_side_are_dis
         client.shutdown(socket.SHUT_WR)
     here = connected(listener, TAKEN_PER_ITERATION_MIN, b"here")
     acceptor = acceptor_of(FLOOD // 2, int)
-    heard = await taken_of(acceptor, listener, TAKEN_PER_ITERATION_MIN)
-    assert heard.count(b"here") == TAKEN_PER_ITERATION_MIN
+    inputs = await taken_of(acceptor, listener, TAKEN_PER_ITERATION_MIN)
+    assert inputs.count(b"here") == TAKEN_PER_ITERATION_MIN
     assert acceptor.refusals.count == 0
     for client in (*left, *here):
         client.close()
 
 
 async def test_a_client_is_taken_with_its_first_input(listener: socket.socket) -> None:
-    heard = []
+    inputs = []
     with socket.create_connection(listener.getsockname()) as client:
         client.send(GET)
 
-        def take(sock: socket.socket, said: bytes) -> None:
-            heard.append(said)
+        def take(sock: socket.socket, first_bytes: bytes) -> None:
+            inputs.append(first_bytes)
             sock.close()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(acceptor_of(9, int).run, listener, take)
             await wait_all_tasks_blocked(0.001)
             nursery.cancel_scope.cancel()
-    assert heard == [GET]
+    assert inputs == [GET]
 
 
 async def test_a_client_above_the_limit_gets_429_until_another_one_disconnects() -> None:
@@ -303,12 +305,12 @@ async def test_a_client_above_the_limit_gets_429_until_another_one_disconnects()
         slots.in_all = Cap("max_connections", 2)
         first, second = await run.connect(), await run.connect()
         for client in (first, second):
-            await client.say(APPEND[:-5])
+            await client.send(APPEND[:-5])
         await run.until(
             lambda: [one.inactive_since for one in run.server.connections] == 2 * [NEVER]
         )
         third = await run.connect()
-        answer = await third.hear()
+        answer = await third.receive()
         assert (answer.status, answer.code, answer.headers["connection"]) == (
             429,
             "throttled",
@@ -320,8 +322,8 @@ async def test_a_client_above_the_limit_gets_429_until_another_one_disconnects()
         await first.stream.aclose()
         await run.until(lambda: slots.used == 1)
         fourth = await run.connect()
-        await fourth.say(GET)
-        assert (await fourth.hear()).status == 200
+        await fourth.send(GET)
+        assert (await fourth.receive()).status == 200
     assert slots.used == 0
 
 

@@ -72,20 +72,20 @@ async def test_requests_before_the_load_wait_and_are_answered() -> None:
 
         plane = AdminPlane(load)
 
-        async def ask_for(name: bytes) -> None:
+        async def call_router(name: bytes) -> None:
             answer = await call_plane(plane, call_of(b"/v0/routers/%b" % name, b""))
             answers.append(bytes(answer.body))
 
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(plane.run)
-                async with trio.open_nursery() as asking:
-                    asking.start_soon(ask_for, b"a")
-                    asking.start_soon(ask_for, b"b")
+                async with trio.open_nursery() as callers:
+                    callers.start_soon(call_router, b"a")
+                    callers.start_soon(call_router, b"b")
                     await trio.testing.wait_all_tasks_blocked()
                     assert answers == []
                     opened.set()
-                await ask_for(b"c")
+                await call_router(b"c")
                 assert sorted(answers) == [b"a", b"b", b"c"]
                 plane.end()
     assert echo.has_ended
@@ -125,10 +125,10 @@ async def test_a_stop_of_the_front_does_not_wait_for_the_import() -> None:
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(plane.run)
-                async with trio.open_nursery() as asking:
-                    asking.start_soon(plane.loaded)
+                async with trio.open_nursery() as callers:
+                    callers.start_soon(plane.loaded)
                     await trio.to_thread.run_sync(has_begun.wait)
-                    asking.cancel_scope.cancel()
+                    callers.cancel_scope.cancel()
                 plane.end()
 
 

@@ -24,22 +24,22 @@ async def test_an_expected_100_continue_is_sent() -> None:
             b"\r\n\r\n"
         )
         for status in (201, 200):
-            await client.say(head + b"\r\n\r\n")
+            await client.send(head + b"\r\n\r\n")
             await run.until(lambda: not any(c.idle for c in run.server.connections))
             interim = await client.stream.receive_some(4096)
             assert interim.startswith(b"HTTP/1.1 100")
-            await client.say(body)
-            assert (await client.hear()).status == status
+            await client.send(body)
+            assert (await client.receive()).status == status
 
 
 @pytest.mark.slow
 async def test_a_refused_request_gets_no_100_continue() -> None:
     async with running(keys="k") as run:
         client = await run.connect()
-        await client.say(
+        await client.send(
             request("POST", "/v0/topics/a", RECORD, expect="100-continue").partition(b"{")[0]
         )
-        answer = await client.hear()
+        answer = await client.receive()
         assert (answer.status, client.continued) == (401, 0)
         assert answer.headers["connection"] == "close"
         assert await client.is_closed()
@@ -50,13 +50,13 @@ async def test_a_client_that_continues_to_send_can_read_the_refusal() -> None:
     settings = Settings(inline_bytes=4096, max_body_bytes=100_000)
     async with running(settings=settings) as run:
         client = await run.connect()
-        await client.say(
+        await client.send(
             b"POST /v0/topics/a HTTP/1.1\r\nhost: localhost\r\n"
             b"content-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
         )
         for _ in range(20):
-            await client.say(b" " * 50_000)
-        answer = await client.hear()
+            await client.send(b" " * 50_000)
+        answer = await client.receive()
         assert (answer.status, answer.code) == (413, "payload_too_large")
         assert await client.is_closed()
 
@@ -66,7 +66,7 @@ async def test_a_block_is_freed_if_the_client_disconnects_within_a_body() -> Non
     async with running() as run:
         for ending in ("fin", "reset"):
             client = await run.connect()
-            await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
+            await client.send(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
             await run.until(lambda: run.shards.blocks_out == 1)
             if ending == "reset":
                 client.stream.socket.setsockopt(
@@ -81,10 +81,10 @@ async def test_a_block_is_freed_if_the_client_disconnects_within_a_body() -> Non
 async def test_a_body_whose_block_is_needed_gets_429() -> None:
     async with running() as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
+        await client.send(request("POST", "/v0/topics/a", RECORD * 1000)[:9000])
         await run.until(lambda: run.shards.blocks_out == 1)
         run.shards.fillers[0].abort(Throttled("no room", retry_after_ms=1000))
-        answer = await client.hear()
+        answer = await client.receive()
         assert (answer.status, answer.code) == (429, "throttled")
         assert answer.headers["connection"] == "close"
         assert run.shards.blocks_out == 0
@@ -102,8 +102,8 @@ async def test_bytes_after_a_body_of_any_length_are_the_next_request(
         body = b"" if length < len(body) else body + b" " * (length - len(body))
         put = request("PUT", "/v0/topics/a", body)
         post = request("POST", "/v0/topics/a", body or RECORD)
-        await client.say(put + APPEND + post + APPEND)
-        assert [(await client.hear()).status for _ in range(4)] == [201, 200, 200, 200]
+        await client.send(put + APPEND + post + APPEND)
+        assert [(await client.receive()).status for _ in range(4)] == [201, 200, 200, 200]
         lengths = [len(raw) for _, _, raw in run.shards.calls]
         assert lengths == [len(body), len(RECORD), len(body or RECORD), len(RECORD)]
 
@@ -119,14 +119,14 @@ async def test_bodies_of_any_size_and_coding_arrive_completely(size: int, how: s
         wire = gzip.compress(body[:half]) + gzip.compress(body[half:])
     if "chunked" in how:
         fields |= {"transfer_encoding": "chunked", "content_length": ""}
-        pieces = [wire[at : at + 7001] for at in range(0, len(wire), 7001)]
-        wire = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        chunks = [wire[at : at + 7001] for at in range(0, len(wire), 7001)]
+        wire = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
         wire += b"0\r\ntrailer: yes\r\n\r\n"
     async with running() as run:
         client = await run.connect()
-        assert (await client.ask("POST", "/v0/topics/a", wire, **fields)).status == 201
+        assert (await client.request("POST", "/v0/topics/a", wire, **fields)).status == 201
         assert run.shards.topics["a"] == [{"data": noise}]
-        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert (await client.request("GET", "/v0/health")).status == 200
 
 
 async def test_the_limit_applies_before_and_after_decompression() -> None:
@@ -135,7 +135,7 @@ async def test_the_limit_applies_before_and_after_decompression() -> None:
         exact = b'{"records":[{"data":"' + b"x" * (100_000 - 25) + b'"}]}'
         assert len(exact) == 100_000
         client = await run.connect()
-        assert (await client.ask("POST", "/v0/topics/a", exact)).status == 201
+        assert (await client.request("POST", "/v0/topics/a", exact)).status == 201
         for body, headers in (
             (exact + b" ", {}),
             (gzip.compress(exact + b" "), {"content_encoding": "gzip"}),
@@ -145,7 +145,7 @@ async def test_the_limit_applies_before_and_after_decompression() -> None:
             ),
         ):
             client = await run.connect()
-            answer = await client.ask("POST", "/v0/topics/a", body, **headers)
+            answer = await client.request("POST", "/v0/topics/a", body, **headers)
             assert (answer.status, answer.code) == (413, "payload_too_large")
             assert answer.headers["connection"] == "close"
             assert await client.is_closed()
@@ -155,6 +155,6 @@ async def test_the_limit_applies_before_and_after_decompression() -> None:
 async def test_without_shared_memory_a_large_body_is_throttled() -> None:
     async with running(shards=FakeShards(full=True)) as run:
         client = await run.connect()
-        answer = await client.ask("POST", "/v0/topics/a", b'{"records":[]}' + b" " * 5000)
+        answer = await client.request("POST", "/v0/topics/a", b'{"records":[]}' + b" " * 5000)
         assert (answer.status, answer.code) == (429, "throttled")
         assert answer.headers["retry-after"] == "1"

@@ -65,9 +65,9 @@ async def test_a_body_holds_memory_in_proportion_to_its_arrived_bytes(
     body = random.Random(declared).randbytes(declared)
     with sink_of(front, declared) as sink:
         while sink.length < declared:
-            room = await sink.writable(100)
-            room[:] = body[sink.length : sink.length + len(room)]
-            sink.advance(len(room))
+            buffer = await sink.writable(100)
+            buffer[:] = body[sink.length : sink.length + len(buffer)]
+            sink.advance(len(buffer))
             assert len(sink._view) <= max(2 * sink.length, FIRST_BYTES)
             assert used(front) <= (0 if sink.length <= INLINE else 2 * sink.length + 4096)
         block = sink.finish()
@@ -90,7 +90,7 @@ async def test_a_stalled_body_fails_and_frees_memory_for_others(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     stalled = trio.Event()
-    heard: list[Exception] = []
+    failures: list[Exception] = []
 
     async def stall() -> None:
         try:
@@ -99,17 +99,17 @@ async def test_a_stalled_body_fails_and_frees_memory_for_others(
                 stalled.set()
                 await trio.sleep_forever()
         except Throttled as failure:
-            heard.append(failure)
+            failures.append(failure)
 
     nursery.start_soon(stall)
     await stalled.wait()
     with pytest.raises(Throttled), sink_of(front) as sink:
         await sink.write(bytes(40_000))
     await trio.sleep(20)
-    assert heard == []
+    assert failures == []
     with sink_of(front) as sink:
         await sink.write(bytes(40_000))
-        assert len(heard) == 1
+        assert len(failures) == 1
     assert used(front) == 0
 
 
@@ -150,7 +150,7 @@ async def fail_when_the_shard_closes(
     front: Front,
     rest: Callable[[], Awaitable[None]] | None,
 ) -> None:
-    async def bring() -> None:
+    async def receive_body() -> None:
         with sink_of(front) as sink:
             await sink.write(bytes(5000))
             front.pair.restart_shard()
@@ -160,7 +160,7 @@ async def fail_when_the_shard_closes(
             sink.finish()
 
     with pytest.raises(NotReady):
-        await bring()
+        await receive_body()
 
 
 # Gzip: every bound applies before and after decompression, and long bodies yield to other tasks
@@ -176,7 +176,7 @@ async def test_a_gzip_bomb_and_a_truncated_gzip_are_refused() -> None:
         ):
             client = await run.connect()
             assert (
-                await client.ask("POST", "/v0/topics/a", body, content_encoding="gzip")
+                await client.request("POST", "/v0/topics/a", body, content_encoding="gzip")
             ).code == code
         assert run.shards.calls == []
 
@@ -187,33 +187,33 @@ async def test_a_highly_compressible_batch_is_accepted() -> None:
     assert len(body) > 200 * len(packed)
     async with running(settings=Settings(max_body_bytes=len(body))) as run:
         client = await run.connect()
-        answer = await client.ask("POST", "/v0/topics/a", packed, content_encoding="gzip")
+        answer = await client.request("POST", "/v0/topics/a", packed, content_encoding="gzip")
         assert (answer.status, answer.json()["head_seq"]) == (201, 10_000)
 
 
-ROOM = 100_000
+BOUND = 100_000
 
 
-def gunzipped(inline_bytes: int = ROOM) -> BodySink:
+def gunzipped(inline_bytes: int = BOUND) -> BodySink:
     """Return a sink that needs no shared memory for the bodies of these tests."""
     return BodySink(
-        cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=ROOM, on_size=no_ledger
+        cast("Any", FakeShards()), 0, inline_bytes=inline_bytes, max_bytes=BOUND, on_size=no_ledger
     )
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
+@pytest.mark.parametrize("fragment_bytes", [1, 7, 1 << 20])
 async def test_a_body_of_several_members_arrives_completely_in_any_fragments(
-    piece_bytes: int,
+    fragment_bytes: int,
 ) -> None:
     body = random.Random(1).randbytes(500)
     wire = zlib.compress(body, wbits=31) + zlib.compress(b"", wbits=31)
-    wire += zlib.compress(bytes(ROOM - len(body)), wbits=31)
+    wire += zlib.compress(bytes(BOUND - len(body)), wbits=31)
     with gunzipped() as plain:
-        gzip_sink = GzipSink(plain, ROOM)
-        for start in range(0, len(wire), piece_bytes):
-            await gzip_sink.write(wire[start : start + piece_bytes])
+        gzip_sink = GzipSink(plain, BOUND)
+        for start in range(0, len(wire), fragment_bytes):
+            await gzip_sink.write(wire[start : start + fragment_bytes])
         gzip_sink.check_end()
-        assert plain.finish() == body + bytes(ROOM - len(body))
+        assert plain.finish() == body + bytes(BOUND - len(body))
 
 
 async def test_the_bound_applies_to_compressed_bytes_that_inflate_to_nothing() -> None:
@@ -251,7 +251,7 @@ async def test_inflated_bytes_do_not_count_as_transfer_rate() -> None:
     """The rate is that of the received bytes. Otherwise few bytes could occupy much memory."""
     packed = zlib.compress(bytes(60_000), wbits=31)
     with gunzipped(inline_bytes=1000) as plain:
-        gzip_sink = GzipSink(plain, ROOM)
+        gzip_sink = GzipSink(plain, BOUND)
         await gzip_sink.write(packed)
         gzip_sink.check_end()
         assert plain.length == 60_000

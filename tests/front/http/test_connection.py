@@ -21,9 +21,9 @@ from topics.front.http.connection import Connection, Connections, Timings
 async def test_a_half_closed_client_still_gets_its_responses() -> None:
     async with running() as run:
         client = await run.connect()
-        await client.say(APPEND + request("GET", "/v0/health") + request("GET", "/"))
+        await client.send(APPEND + request("GET", "/v0/health") + request("GET", "/"))
         await client.stream.send_eof()
-        assert [(await client.hear()).status for _ in range(3)] == [201, 200, 200]
+        assert [(await client.receive()).status for _ in range(3)] == [201, 200, 200]
         assert await client.is_closed()
 
 
@@ -33,8 +33,8 @@ async def test_input_after_the_last_request_does_not_discard_its_response() -> N
     async with running(shards=shards) as run:
         client = await run.connect()
         diff = request("POST", "/v0/topics/a/diff", b"{}", connection="close")
-        await client.say(diff + APPEND * 1000)
-        assert (await client.hear()).status == 200
+        await client.send(diff + APPEND * 1000)
+        assert (await client.receive()).status == 200
         await client.stream.send_eof()
         assert await client.is_closed()
 
@@ -45,14 +45,14 @@ async def test_a_stalled_body_has_exactly_the_grace_period() -> None:
     async with running(settings=settings) as run:
         client = await run.connect()
         body = b'{"records":[]}' + b" " * (40 * 64 * 1024)
-        await client.say(request("POST", "/v0/topics/a", body)[:-1])
+        await client.send(request("POST", "/v0/topics/a", body)[:-1])
         await run.until(lambda: len(run.server.connections) == 1)
         [connection] = run.server.connections
         await run.until(lambda: run.shards.blocks_out == 1)
         await trio.testing.wait_all_tasks_blocked(0.02)
         assert 25 < connection.deadline - trio.current_time() < 30.1
-        await client.say(b" ")
-        assert (await client.hear()).status == 201
+        await client.send(b" ")
+        assert (await client.receive()).status == 201
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ async def test_an_append_is_not_cancelled_if_its_client_disconnects() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
     async with running(shards=shards) as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/slow", RECORD))
+        await client.send(request("POST", "/v0/topics/slow", RECORD))
         await run.until(lambda: shards.waiting == 1)
         await client.stream.aclose()
         run.sweep_in(60)
@@ -91,9 +91,11 @@ async def test_a_slow_reader_gets_the_complete_response() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=8_000_000)
     async with running(shards=shards) as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/a/diff", b"{}") + request("GET", "/v0/health"))
-        assert len((await client.hear()).json()["filler"]) == 8_000_000
-        assert (await client.hear()).json()["status"] == "ok"
+        await client.send(
+            request("POST", "/v0/topics/a/diff", b"{}") + request("GET", "/v0/health")
+        )
+        assert len((await client.receive()).json()["filler"]) == 8_000_000
+        assert (await client.receive()).json()["status"] == "ok"
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

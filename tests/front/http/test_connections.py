@@ -23,7 +23,7 @@ from topics.front.limits import Cap
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "patience"),
+    ("sent", "deadline_s"),
     [
         (b"POST /v0/topics/a HTT", 10),
         (b"\r", 10),
@@ -41,19 +41,19 @@ from topics.front.limits import Cap
     ],
     ids=["head", "one byte", "nothing", "body", "cold body", "long body", "chunked body"],
 )
-async def test_a_silent_client_is_closed_at_its_deadline(said: bytes, patience: float) -> None:
+async def test_a_silent_client_is_closed_at_its_deadline(sent: bytes, deadline_s: float) -> None:
     async with running() as run:
         client = await run.connect()
         await run.until(lambda: len(run.server.connections) == 1)
         [connection] = run.server.connections
         await run.until(lambda: connection.deadline < 1e18)
-        if said:
-            await client.say(said)
+        if sent:
+            await client.send(sent)
             await run.until(lambda: not connection.idle)
             await trio.testing.wait_all_tasks_blocked(0.01)
-        run.sweep_in(patience - 2)
+        run.sweep_in(deadline_s - 2)
         assert len(run.server.connections) == 1
-        run.sweep_in(patience + 2)
+        run.sweep_in(deadline_s + 2)
         assert await client.is_closed()
         await run.until(lambda: len(run.server.connections) == 0)
 
@@ -63,7 +63,7 @@ async def test_a_long_poll_ends_when_its_client_disconnects() -> None:
     shards = FakeShards(topics={"slow": []}, gate=trio.Event())
     async with running(shards=shards) as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
+        await client.send(request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}'))
         await run.until(lambda: shards.waiting == 1)
         await client.stream.aclose()
         await run.until(lambda: shards.cancelled == 1)
@@ -75,7 +75,7 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
     shards = FakeShards(topics={"a": []}, answer_bytes=20_000_000)
     async with running(shards=shards) as run:
         client = await run.connect()
-        await client.say(request("POST", "/v0/topics/a/diff", b"{}"))
+        await client.send(request("POST", "/v0/topics/a/diff", b"{}"))
         await run.until(
             lambda: any(c.deadline < 1e18 for c in run.server.connections) and bool(shards.calls)
         )
@@ -141,12 +141,12 @@ def test_past_its_deadline_an_idle_connection_is_closed_and_a_busy_one_cut(
     assert (ended(connection), connections.now) == (end, 10.0)
 
 
-@pytest.mark.parametrize(("said", "end"), [(b"", "closed"), (b"GET", "open")])
+@pytest.mark.parametrize(("sent", "end"), [(b"", "closed"), (b"GET", "open")])
 async def test_the_drain_closes_idle_connections_without_input_and_waits_for_others(
-    pair: Pair, said: bytes, end: str
+    pair: Pair, sent: bytes, end: str
 ) -> None:
     connections, connection, client = pair
-    client.send(said)
+    client.send(sent)
     connections.drain()
     assert (ended(connection), connections.draining_count) == (end, 1)
     connections.remove(connection)
@@ -157,20 +157,20 @@ async def test_the_drain_closes_idle_connections_without_input_and_waits_for_oth
 async def test_a_request_received_before_its_idle_connection_is_closed_is_answered() -> None:
     """This also holds if the process was stalled and has not read the request yet."""
     async with running() as run, scenes(run) as make:
-        asks, says_nothing = make(), make()
-        for scene in (asks, says_nothing):
+        active, idle_one = make(), make()
+        for scene in (active, idle_one):
             scene.connection.deadline = 75.0
-        asks.client.sendall(request("GET", "/v0/health"))
-        asks.connections.sweep(trio.current_time() + 600.0)
-        assert says_nothing.client.recv(9) == b""
-        asks.poll()
-        assert asks.client.recv(4096)[9:12] == b"200"
+        active.client.sendall(request("GET", "/v0/health"))
+        active.connections.sweep(trio.current_time() + 600.0)
+        assert idle_one.client.recv(9) == b""
+        active.poll()
+        assert active.client.recv(4096)[9:12] == b"200"
 
 
-@pytest.mark.parametrize("how", ["said", "gone"])
+@pytest.mark.parametrize("how", ["sent", "closed"])
 def test_a_connection_with_unread_input_is_not_displaced(pair: Pair, how: str) -> None:
     connections, connection, client = pair
-    client.send(b"GET") if how == "said" else client.close()
+    client.send(b"GET") if how == "sent" else client.close()
     assert not connections.evict(keyless_only=False)
     assert ended(connection) == "open"
 
@@ -227,46 +227,46 @@ def ports_of(run: Running) -> set[int]:
 async def test_without_free_slots_the_longest_idle_connection_is_displaced() -> None:
     async with running(keys="key", timings=Timings(tick_s=1000.0)) as run:
 
-        async def ask(client: RawClient) -> None:
-            answer = await client.ask("GET", "/v0/topics", authorization=bearer("key"))
+        async def list_topics(client: RawClient) -> None:
+            answer = await client.request("GET", "/v0/topics", authorization=bearer("key"))
             assert answer.status == 200
 
         early, late, silent, part, refused, busy = [await run.connect() for _ in range(6)]
         port = {client: client.stream.socket.getsockname()[1] for client in run.clients}
-        await ask(early)
+        await list_topics(early)
         append = request("POST", "/v0/topics/a", RECORD, authorization=bearer("key"))
-        await busy.say(append[:-1])
+        await busy.send(append[:-1])
         run.sweep_in(1)
-        await ask(late)
-        for client, said in (
+        await list_topics(late)
+        for client, sent in (
             (silent, b"\r\n\r\n"),
             (part, b"GET /v0/he"),
             (refused, append.replace(b"key", b"no")[:-1]),
         ):
-            await client.say(said)
-        assert (await refused.hear()).status == 401
+            await client.send(sent)
+        assert (await refused.receive()).status == 401
         await run.until(lambda: sum(not one.idle for one in run.server.connections) == 2)
         run.server.slots.connections.in_all = Cap("max_connections", 6)
         without_key = {port[silent], port[part], port[refused]}
         for left in (2, 1, 0):
-            await ask(await run.connect())
+            await list_topics(await run.connect())
             ports = ports_of(run)
             assert len(ports & without_key) == left
             assert {port[early], port[late], port[busy]} <= ports
         run.sweep_in(2)
-        await ask(await run.connect())
+        await list_topics(await run.connect())
         assert port[early] not in ports_of(run), "the longest idle client"
         assert {port[late], port[busy]} <= ports_of(run)
-        await busy.say(RECORD[-1:])
-        assert (await busy.hear()).status == 201
+        await busy.send(RECORD[-1:])
+        assert (await busy.receive()).status == 201
 
 
 async def test_a_refused_client_leaves_no_reference_cycle() -> None:
     async with running(keys="key") as run:
         client = await run.connect()
         wrong = request("POST", "/v0/topics/a", RECORD, authorization=bearer("no"))
-        await client.say(wrong + wrong[:-1])
-        assert (await client.hear()).status == 401
+        await client.send(wrong + wrong[:-1])
+        assert (await client.receive()).status == 401
         connection = weakref.ref(next(iter(run.server.connections)))
         gc.disable()
         try:

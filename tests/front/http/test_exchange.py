@@ -39,7 +39,7 @@ async def logged(
 
 # Fields of all responses
 
-ASKED = [
+REQUESTS = [
     ("POST", "/v0/topics/a", RECORD),
     ("POST", "/v0/topics/a/diff", b"{}"),
     ("PUT", "/v0/topics/a", b"{}"),
@@ -57,16 +57,18 @@ async def test_every_response_has_the_ids_of_the_client_or_a_generated_one() -> 
     async with running() as run:
         client = await run.connect()
         made = []
-        for method, path, body in ASKED:
-            answer = await client.ask(method, path, body, x_request_id="mine", traceparent=PARENT)
+        for method, path, body in REQUESTS:
+            answer = await client.request(
+                method, path, body, x_request_id="mine", traceparent=PARENT
+            )
             assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == (
                 "mine",
                 PARENT,
             )
-            answer = await client.ask(method, path, body, x_request_id="a b", traceparent="x")
+            answer = await client.request(method, path, body, x_request_id="a b", traceparent="x")
             made.append(answer.headers["x-request-id"])
             assert "traceparent" not in answer.headers
-            made.append((await client.ask(method, path, body)).headers["x-request-id"])
+            made.append((await client.request(method, path, body)).headers["x-request-id"])
         assert len(set(made)) == len(made)
         prefixes = {one.partition("-")[0] for one in made}
         assert len(prefixes) == 1
@@ -76,9 +78,9 @@ async def test_invalid_http_does_not_get_the_ids_of_the_previous_request() -> No
     async with running() as run:
         for bad in (b"BAD\r\n\r\n", b"GET / HT\0"):
             client = await run.connect()
-            assert (await client.ask("GET", "/v0/health", x_request_id="mine")).status == 200
-            await client.say(bad)
-            answer = await client.hear()
+            assert (await client.request("GET", "/v0/health", x_request_id="mine")).status == 200
+            await client.send(bad)
+            answer = await client.receive()
             assert answer.status == 400
             assert answer.headers["x-request-id"] != "mine"
 
@@ -89,7 +91,7 @@ async def test_heads_that_differ_only_in_trace_fields_share_a_cache_entry() -> N
         for number in range(5):
             fields = {"x_request_id": f"id-{number}", "traceparent": PARENT[:-1] + str(number)}
             for fields_of_one in (fields, {"x_request_id": f"id-{number}"}, {}):
-                answer = await client.ask("POST", "/v0/topics/a", RECORD, **fields_of_one)
+                answer = await client.request("POST", "/v0/topics/a", RECORD, **fields_of_one)
                 if fields_of_one:
                     assert answer.headers["x-request-id"] == f"id-{number}"
                 assert answer.headers.get("traceparent") == fields_of_one.get("traceparent")
@@ -101,8 +103,8 @@ async def test_pipelined_requests_keep_their_own_ids() -> None:
         client = await run.connect()
         paths = ["/v0/health", "/v0/topics", "/v0/nothing", "/v0/health"]
         wires = [request("GET", path, b"", x_request_id=f"n{n}") for n, path in enumerate(paths)]
-        await client.say(b"".join([*wires, request("GET", "/v0/health", b"")]))
-        found = [(await client.hear()).headers["x-request-id"] for _ in range(5)]
+        await client.send(b"".join([*wires, request("GET", "/v0/health", b"")]))
+        found = [(await client.receive()).headers["x-request-id"] for _ in range(5)]
         assert found[:4] == ["n0", "n1", "n2", "n3"]
         assert found[4] not in found[:4]
 
@@ -144,11 +146,11 @@ async def test_each_request_is_counted_and_logged_with_its_bytes_on_the_wire() -
     async with logged() as (run, lines):
         client = await run.connect()
         sent = 0
-        for method, path, body in ASKED:
+        for method, path, body in REQUESTS:
             wire = request(method, path, body, x_request_id="mine", traceparent=PARENT)
             sent += len(wire)
-            await client.say(wire)
-            answer = await client.hear(method=method)
+            await client.send(wire)
+            answer = await client.receive(method=method)
             line = lines[-1]
             assert (line["request_id"], line["trace"], line["method"]) == ("mine", PARENT, method)
             assert (line["status"], line["bytes_in"]) == (answer.status, len(wire))
@@ -156,8 +158,8 @@ async def test_each_request_is_counted_and_logged_with_its_bytes_on_the_wire() -
             assert 0 <= line["ms"] < 10_000
             host, port = client.stream.socket.getsockname()
             assert line["peer"] == f"{host}:{port}"
-        await client.say(b"BAD\r\n\r\n")
-        assert (await client.hear()).status == 400
+        await client.send(b"BAD\r\n\r\n")
+        assert (await client.receive()).status == 400
         assert [(line.get("route"), line.get("topic"), line["status"]) for line in lines] == [
             ("append", "a", 201),
             ("diff", "a", 200),
@@ -182,14 +184,14 @@ async def test_an_aborted_request_and_a_closed_stream_are_counted() -> None:
     async with running(keys="k") as run:
         client = await run.connect()
         auth = {"authorization": "Bearer k"}
-        await client.say(request("POST", "/v0/topics/a", b"x" * 1000, **auth)[:-500])
+        await client.send(request("POST", "/v0/topics/a", b"x" * 1000, **auth)[:-500])
         await client.stream.aclose()
         client = await run.connect()
-        await client.say(request("GET", "/v0/ws", b"", **HANDSHAKE, **auth))
-        assert (await client.hear()).status == 101
+        await client.send(request("GET", "/v0/ws", b"", **HANDSHAKE, **auth))
+        assert (await client.receive()).status == 101
         await client.stream.aclose()
         client = await run.connect()
-        assert (await client.ask("GET", "/v0/topics/a")).status == 401
+        assert (await client.request("GET", "/v0/topics/a")).status == 401
         await run.until(lambda: len(counted(run)) == 3)
         assert counted(run) == {("append", "other"): 1, ("ws", "101"): 1, ("topic.get", "401"): 1}
 
@@ -205,9 +207,9 @@ async def test_bytes_of_pipelined_and_chunked_requests_are_counted_separately() 
     short = request("GET", "/v0/health", b"")
     async with logged() as (run, lines):
         client = await run.connect()
-        await client.say(chunked + short + chunked)
+        await client.send(chunked + short + chunked)
         for _ in range(3):
-            assert (await client.hear()).status < 300
+            assert (await client.receive()).status < 300
         assert [line["bytes_in"] for line in lines] == [len(chunked), len(short), len(chunked)]
 
 
@@ -215,13 +217,13 @@ async def test_no_line_contains_a_token_a_query_or_a_session_id() -> None:
     async with logged(keys="hunter2", shards=FakeShards(topics={"a": []})) as (run, lines):
         client = await run.connect()
         auth = {"authorization": "Bearer hunter2"}
-        await client.ask("GET", "/v0/topics?prefix=secret-prefix", b"", **auth)
-        await client.ask("GET", "/v0/topics?prefix=secret-prefix")
-        await client.ask("GET", "/v0/topics/a/work?node=n&token=hunter3")
-        await client.ask("GET", "/v0/watch/wid_secret", b"", **auth)
-        await client.ask("GET", "/v0/watch/wid_secret?token=hunter3")
-        await client.ask("GET", "/v0/no?token=hunter2")
-        await client.ask("PUT", "/v0/topics/a%3Ftoken=hunter2", b"{}", **auth)
+        await client.request("GET", "/v0/topics?prefix=secret-prefix", b"", **auth)
+        await client.request("GET", "/v0/topics?prefix=secret-prefix")
+        await client.request("GET", "/v0/topics/a/work?node=n&token=hunter3")
+        await client.request("GET", "/v0/watch/wid_secret", b"", **auth)
+        await client.request("GET", "/v0/watch/wid_secret?token=hunter3")
+        await client.request("GET", "/v0/no?token=hunter2")
+        await client.request("PUT", "/v0/topics/a%3Ftoken=hunter2", b"{}", **auth)
         assert len(lines) == 7
         text = repr(lines)
         for secret in ("hunter", "secret", "wid_", "?"):
@@ -234,10 +236,10 @@ async def test_the_line_of_a_refusal_contains_a_valid_key() -> None:
     async with logged("audit", keys="k:read:mine") as (run, lines):
         client = await run.connect()
         auth = {"authorization": "Bearer k"}
-        assert (await client.ask("GET", "/v0/topics/mine", b"", **auth)).status == 404
-        assert (await client.ask("GET", "/v0/topics/other", b"", **auth)).status == 403
-        assert (await client.ask("POST", "/v0/topics/mine", RECORD, **auth)).status == 403
-        assert (await client.ask("GET", "/v0/topics/other")).status == 401
+        assert (await client.request("GET", "/v0/topics/mine", b"", **auth)).status == 404
+        assert (await client.request("GET", "/v0/topics/other", b"", **auth)).status == 403
+        assert (await client.request("POST", "/v0/topics/mine", RECORD, **auth)).status == 403
+        assert (await client.request("GET", "/v0/topics/other")).status == 401
         assert [(line["status"], line["route"], line["topic"]) for line in lines] == [
             (403, "topic.get", "other"),
             (403, "append", "mine"),
@@ -252,14 +254,14 @@ async def test_the_audit_log_omits_reads_and_appends_that_create_no_topic(
 ) -> None:
     async with logged("audit") as (run, lines):
         client = await run.connect()
-        assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 201
-        await client.ask(method, "/v0/topics/a", RECORD if method == "POST" else b"")
-        await client.ask("PUT", "/v0/topics/a", b"{}")
-        told = [(line["route"], line["status"]) for line in lines]
-        assert told == [("append", 201), ("topic.put", 200)]
+        assert (await client.request("POST", "/v0/topics/a", RECORD)).status == 201
+        await client.request(method, "/v0/topics/a", RECORD if method == "POST" else b"")
+        await client.request("PUT", "/v0/topics/a", b"{}")
+        logged_statuses = [(line["route"], line["status"]) for line in lines]
+        assert logged_statuses == [("append", 201), ("topic.put", 200)]
 
 
-async def until_told(run: Running, lines: Lines, count: int = 1) -> None:
+async def wait_for_lines(run: Running, lines: Lines, count: int = 1) -> None:
     await run.until(lambda: len(lines) >= count)
 
 
@@ -267,9 +269,9 @@ async def test_a_disconnect_within_a_body_is_logged_without_a_status() -> None:
     async with logged() as (run, lines):
         client = await run.connect()
         wire = request("POST", "/v0/topics/a", b"x" * 1000)[:-500]
-        await client.say(wire)
+        await client.send(wire)
         await client.stream.aclose()
-        await until_told(run, lines)
+        await wait_for_lines(run, lines)
         [line] = lines
         assert line["cut"] is True
         assert (line["route"], line["bytes_in"], line["bytes_out"]) == ("append", len(wire), 0)
@@ -279,12 +281,12 @@ async def test_a_disconnect_within_a_body_is_logged_without_a_status() -> None:
 
 async def test_a_client_without_a_complete_head_is_not_logged() -> None:
     async with logged() as (run, lines):
-        for said in (b"", b"GET / HT"):
+        for first_bytes in (b"", b"GET / HT"):
             client = await run.connect()
-            await client.say(said)
+            await client.send(first_bytes)
             await client.stream.aclose()
         other = await run.connect()
-        assert (await other.ask("GET", "/v0/health")).status == 200
+        assert (await other.request("GET", "/v0/health")).status == 200
         await run.until(lambda: len(run.server.connections) == 1)
         assert [line["route"] for line in lines] == ["health"]
 
@@ -293,13 +295,13 @@ async def test_a_websocket_is_logged_when_it_ends() -> None:
     async with logged() as (run, lines):
         client = await run.connect()
         wire = request("GET", "/v0/ws", b"", **HANDSHAKE)
-        await client.say(wire)
-        assert (await client.hear(method="HEAD")).status == 101
-        await client.say(b"\x89\x80\0\0\0\0")  # a ping
+        await client.send(wire)
+        assert (await client.receive(method="HEAD")).status == 101
+        await client.send(b"\x89\x80\0\0\0\0")  # a ping
         assert await client.stream.receive_some() == b"\x8a\x00"
         assert lines == []
         await client.stream.aclose()
-        await until_told(run, lines)
+        await wait_for_lines(run, lines)
         [line] = lines
         assert (line["status"], line["route"], line["bytes_in"]) == (101, "ws", len(wire) + 6)
         assert line["bytes_out"] > 150
@@ -311,8 +313,8 @@ async def test_a_preflight_is_logged() -> None:
     async with running(settings=settings, write_request=lines.append) as run:
         client = await run.connect()
         fields = {"origin": "https://a", "access_control_request_method": "PUT"}
-        await client.say(request("OPTIONS", "/v0/topics/a", b"", **fields))
-        assert (await client.hear(method="HEAD")).status == 204
+        await client.send(request("OPTIONS", "/v0/topics/a", b"", **fields))
+        assert (await client.receive(method="HEAD")).status == 204
         assert [(line["method"], line["status"]) for line in lines] == [("OPTIONS", 204)]
 
 
@@ -322,8 +324,8 @@ async def test_for_a_trusted_proxy_each_line_has_the_client_of_its_request() -> 
         seen = []
         for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "nonsense", ""):
             fields = {"x_forwarded_for": address} if address else {}
-            await client.ask("POST", "/v0/topics/a", RECORD, **fields)
-            await client.ask("GET", "/v0/nothing", b"", **fields)
+            await client.request("POST", "/v0/topics/a", RECORD, **fields)
+            await client.request("GET", "/v0/nothing", b"", **fields)
             seen += [line["peer"] for line in lines]
             lines.clear()
         own = seen[-1]
@@ -339,7 +341,7 @@ async def test_forwarded_addresses_of_untrusted_clients_are_ignored(proxies: str
     networks = Networks().parse(proxies) if proxies else ()
     async with logged(trusted_proxies=networks) as (run, lines):
         client = await run.connect()
-        await client.ask("POST", "/v0/topics/a", RECORD, x_forwarded_for="192.0.2.1")
+        await client.request("POST", "/v0/topics/a", RECORD, x_forwarded_for="192.0.2.1")
         assert lines[0]["peer"].startswith("127.0.0.1:")
 
 
@@ -347,16 +349,16 @@ async def test_the_line_of_a_stream_has_the_forwarded_client_address() -> None:
     async with logged(trusted_proxies=Networks().parse("127.0.0.0/8")) as (run, lines):
         client = await run.connect()
         fields = HANDSHAKE | {"x_forwarded_for": "192.0.2.1"}
-        await client.say(request("GET", "/v0/ws", b"", **fields))
-        assert (await client.hear(method="HEAD")).status == 101
+        await client.send(request("GET", "/v0/ws", b"", **fields))
+        assert (await client.receive(method="HEAD")).status == 101
         await client.stream.aclose()
-        await until_told(run, lines)
+        await wait_for_lines(run, lines)
         assert [line["peer"] for line in lines] == ["192.0.2.1"]
 
 
 async def test_without_the_setting_no_line_is_written() -> None:
     async with logged("off") as (run, lines):
         client: RawClient = await run.connect()
-        await client.ask("PUT", "/v0/topics/a", b"{}")
+        await client.request("PUT", "/v0/topics/a", b"{}")
         await trio.testing.wait_all_tasks_blocked()
         assert lines == []

@@ -83,14 +83,14 @@ def held() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-async def held_by(run: Running, shards: Shards, said: bytes, kind: str) -> int:
-    """Return the bytes held by each of `FEW` connections that sent ``said``, after a warm-up."""
+async def held_by(run: Running, shards: Shards, data: bytes, kind: str) -> int:
+    """Return the bytes held by each of `FEW` connections that sent ``data``, after a warm-up."""
     before, clients = 0, list[RawClient]()
     for number in range(2 * FEW):
         if number == FEW:
             before = held()
         clients.append(client := await run.connect())
-        await client.say(said)
+        await client.send(data)
         if kind == "waits":
             await run.until(lambda: shards.waiting == len(clients))
         else:
@@ -101,31 +101,31 @@ async def held_by(run: Running, shards: Shards, said: bytes, kind: str) -> int:
     return (held() - before) // FEW
 
 
-@pytest.mark.parametrize("said", WAITING.values(), ids=WAITING.keys())
-async def test_a_waiting_request_holds_no_body(said: bytes) -> None:
+@pytest.mark.parametrize("data", WAITING.values(), ids=WAITING.keys())
+async def test_a_waiting_request_holds_no_body(data: bytes) -> None:
     shards = UnresponsiveShards()
     async with running(shards=shards, settings=Settings(drain_ms=1000)) as run:
-        assert await held_by(run, shards, said, "waits") < SLACK_BYTES
+        assert await held_by(run, shards, data, "waits") < SLACK_BYTES
 
 
-@pytest.mark.parametrize("said", STREAMING.values(), ids=STREAMING.keys())
-async def test_an_event_stream_holds_no_data_sent_with_its_request(said: bytes) -> None:
+@pytest.mark.parametrize("data", STREAMING.values(), ids=STREAMING.keys())
+async def test_an_event_stream_holds_no_data_sent_with_its_request(data: bytes) -> None:
     shards = Shards(topics={"a": []})
     async with running(shards=shards, settings=Settings(drain_ms=1000)) as run:
-        assert await held_by(run, shards, said, "streams") < SLACK_BYTES
+        assert await held_by(run, shards, data, "streams") < SLACK_BYTES
 
 
 @pytest.mark.parametrize("opcode", [TEXT, BINARY])
 async def test_an_idle_web_socket_holds_no_message(opcode: int) -> None:
     length, shards = 900_000, Shards(topics={"a": []})
-    said = b'{"op":"none","pad":"%b"}' % (b"x" * length)
+    data = b'{"op":"none","pad":"%b"}' % (b"x" * length)
     async with running(shards=shards, settings=Settings(max_body_bytes=1 << 20)) as run:
         client = await run.connect()
-        await client.say(handshake())
+        await client.send(handshake())
         while b"\r\n\r\n" not in client._buffer:
             await client._more()
-        frame, before = frame_bytes(opcode, said, mask=bytes(4)), held()
-        await client.say(frame)
+        frame, before = frame_bytes(opcode, data, mask=bytes(4)), held()
+        await client.send(frame)
         while b'"error"' not in client._buffer:
             await client._more()
         await run.until(lambda: held() - before < length // 4)

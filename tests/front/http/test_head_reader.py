@@ -25,11 +25,11 @@ async def test_heads_are_cached_by_digest_and_never_with_an_idempotency_key() ->
         client = await run.connect()
         for n in range(3):
             headers = {"authorization": "Bearer sesame"} | ({"idempotency_key": "k"} if n else {})
-            assert (await client.ask("POST", "/v0/topics/a", RECORD, **headers)).status in (
+            assert (await client.request("POST", "/v0/topics/a", RECORD, **headers)).status in (
                 200,
                 201,
             )
-        assert (await client.ask("POST", "/v0/topics/a", RECORD)).status == 401
+        assert (await client.request("POST", "/v0/topics/a", RECORD)).status == 401
         heads = run.server.parts.heads
         for memory in (heads.cache, heads.topic_cache):
             assert len(memory) == 1
@@ -55,7 +55,7 @@ async def test_no_object_keeps_the_token_of_an_answered_request(
 ) -> None:
     async with running(keys="sesame") as run:
         client = await run.connect()
-        assert (await client.ask("GET", path, authorization=f"Bearer {token}")).status == status
+        assert (await client.request("GET", path, authorization=f"Bearer {token}")).status == status
         await run.until(lambda: all(c.idle for c in run.server.connections))
         assert kept(run, token.encode()) == []
 
@@ -64,8 +64,8 @@ async def test_a_stream_does_not_keep_the_token_that_opened_it() -> None:
     async with running(keys="sesame") as run:
         client = await run.connect()
         auth = {"authorization": "Bearer sesame"}
-        await client.say(request("GET", "/v0/ws", b"", **auth, **HANDSHAKE))
-        assert (await client.hear(method="HEAD")).status == 101
+        await client.send(request("GET", "/v0/ws", b"", **auth, **HANDSHAKE))
+        assert (await client.receive(method="HEAD")).status == 101
         assert kept(run, b"sesame") == []
 
 
@@ -86,29 +86,29 @@ async def test_a_long_head_is_neither_cached_nor_kept_by_a_stream(
         client = await run.connect()
         fields = HANDSHAKE if path == "/v0/ws" else {}
         long = {f"x_{number}": "x" * 9000 for number in range(6)}
-        await client.say(request("GET", path, b"", **fields, **long))
-        assert (await client.hear(method="HEAD")).status in (200, 101)
+        await client.send(request("GET", path, b"", **fields, **long))
+        assert (await client.receive(method="HEAD")).status in (200, 101)
         assert len(run.server.parts.heads.cache) == 0
-        [asked] = admitted
-        assert asked.head is not None
+        [admitted_one] = admitted
+        assert admitted_one.head is not None
         if path == "/v0/ws":
             await run.until(lambda: len(run.server.live.streams) == 1)
-            assert len(asked.head) == 0
+            assert len(admitted_one.head) == 0
 
 
 async def test_fragmented_empty_lines_before_a_request_are_ignored() -> None:
     async with running() as run:
         client = await run.connect()
-        for piece in (
+        for fragment in (
             b"\r",
             b"\n\r",
             b"\n",
             b"\r\n\r",
             b"\n\r\n" + request("POST", "/v0/topics/a", b'{"records":[]}'),
         ):
-            await client.say(piece)
+            await client.send(fragment)
             await run.until(lambda: all(not c.buffer[c.pos :] for c in run.server.connections))
-        assert (await client.hear()).status == 201
+        assert (await client.receive()).status == 201
 
 
 ODD = ["%C3%A9", "%ED%A0%80", "%00"]  # a character, a surrogate, a control character
@@ -139,15 +139,15 @@ async def test_bytes_outside_ascii_get_a_valid_response_on_every_route(
         for route, auth in product(routes, [{}, {"authorization": bearer(key)}] if key else [{}]):
             odd = [path_of(route, text) for text in ODD]
             odd += [f"{path_of(route, 'a')}?{query}{text}" for query in QUERIES for text in ODD]
-            asked: list[tuple[str, dict[str, Any]]] = [(target, auth) for target in odd]
+            requests: list[tuple[str, dict[str, Any]]] = [(target, auth) for target in odd]
             if not key:
-                asked += [
+                requests += [
                     (path_of(route, "a"), {name.replace("-", "_"): "é\xff"}) for name in FIELDS
                 ]
-            for method, (target, fields) in product(route.methods, asked):
+            for method, (target, fields) in product(route.methods, requests):
                 body = b"" if method == "GET" else b'{"records":[]}'
-                await client.say(request(method, target, body, **fields))
-                answer = await client.hear(method=method)
+                await client.send(request(method, target, body, **fields))
+                answer = await client.receive(method=method)
                 assert answer.status < 500, (method, target, fields)
                 is_over = answer.headers.get("connection") == "close" or answer.status == 101
                 if is_over or "transfer-encoding" in answer.headers:  # its body is not read
@@ -160,7 +160,10 @@ async def test_a_head_cached_without_its_topic_applies_to_the_requested_topic() 
         client = await run.connect()
         for n, topic in enumerate(("a", "b", "a", "c")):
             record = json.dumps({"records": [{"data": n}]}).encode()
-            assert (await client.ask("POST", f"/v0/topics/{topic}", record)).status in (200, 201)
+            assert (await client.request("POST", f"/v0/topics/{topic}", record)).status in (
+                200,
+                201,
+            )
         assert run.shards.topics == {
             "a": [{"data": 0}, {"data": 2}],
             "b": [{"data": 1}],
@@ -174,7 +177,7 @@ async def test_a_head_cached_without_its_topic_keeps_its_trace_fields() -> None:
     async with running() as run:
         client = await run.connect()
         for topic in ("a", "b"):
-            answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", x_request_id=topic)
+            answer = await client.request("PUT", f"/v0/topics/{topic}", b"{}", x_request_id=topic)
             assert (answer.status, answer.headers["x-request-id"]) == (201, topic)
         assert len(run.server.parts.heads.topic_cache) == 1
 
@@ -193,12 +196,12 @@ async def test_the_prefixes_of_a_key_are_checked_for_each_topic_despite_cached_h
             ("nobody", "t.a", 401),
         ):
             fields = {"authorization": f"Bearer {key}"}
-            answer = await client.ask("PUT", f"/v0/topics/{topic}", b"{}", **fields)
+            answer = await client.request("PUT", f"/v0/topics/{topic}", b"{}", **fields)
             assert answer.status == status, (key, topic)
         assert sorted(run.shards.topics) == ["t.a", "t.b", "t.c", "u.a"]
         await run.replace_keys("boss")
         fields = {"authorization": "Bearer writer"}
-        assert (await client.ask("PUT", "/v0/topics/t.d", b"{}", **fields)).status == 401
+        assert (await client.request("PUT", "/v0/topics/t.d", b"{}", **fields)).status == 401
 
 
 LISTS = ["/v0/topics", "/v0/routers", "/v0/topics/a/leases"]
@@ -211,10 +214,10 @@ async def test_a_cached_head_contains_no_long_text() -> None:
         client = await run.connect()
         texts = {parameter.name for route in ROUTES for parameter in route.parameters}
         for path, name, length in product(LISTS, sorted(texts), (300, 2_000, 20_000)):
-            answer = await client.ask("GET", f"{path}?{name}={'x' * length}")
+            answer = await client.request("GET", f"{path}?{name}={'x' * length}")
             assert answer.status in (200, 400, 404)
         for path in ("/v0/watch/" + "x" * 8000, "/v0/topics/" + "x" * 8000):
-            assert (await client.ask("GET", path)).status in (400, 404)
+            assert (await client.request("GET", path)).status in (400, 404)
         heads = run.server.parts.heads
         for head in (*heads.cache.entries.values(), *heads.topic_cache.entries.values()):
             request = head.request

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.driven import scenes
 from tests.support.fake_shards import FakeShards
 from tests.support.front import APPEND, RECORD, Running, running
-from tests.support.raw_client import Answered, RawClient, request
+from tests.support.raw_client import RawClient, RawResponse, request
 from topics.front.http.poller import Poller
 
 CHUNKED = (
@@ -43,8 +43,8 @@ KINDS: dict[str, tuple[bytes, int]] = {
 }
 
 
-async def hear_all(client: RawClient, kinds: Sequence[str]) -> list[Answered]:
-    answers = [await client.hear() for _ in kinds]
+async def receive_all(client: RawClient, kinds: Sequence[str]) -> list[RawResponse]:
+    answers = [await client.receive() for _ in kinds]
     assert [answer.status for answer in answers] == [KINDS[kind][1] for kind in kinds]
     heads = [
         answer.json()["head_seq"]
@@ -62,7 +62,7 @@ APPENDS = {
 
 async def with_topic(run: Running) -> RawClient:
     client = await run.connect()
-    assert (await client.ask("PUT", "/v0/topics/a")).status == 201
+    assert (await client.request("PUT", "/v0/topics/a")).status == 201
     return client
 
 
@@ -70,8 +70,8 @@ async def test_all_kinds_of_requests_in_one_segment_are_answered_in_order() -> N
     kinds = [*KINDS, *reversed(KINDS), *sorted(KINDS)]
     async with running() as run:
         client = await with_topic(run)
-        await client.say(b"".join(KINDS[kind][0] for kind in kinds))
-        await hear_all(client, kinds)
+        await client.send(b"".join(KINDS[kind][0] for kind in kinds))
+        await receive_all(client, kinds)
 
 
 class Spawned(trio.abc.Instrument):
@@ -84,7 +84,7 @@ class Spawned(trio.abc.Instrument):
         self.count += "Http1Protocol._run" in task.name
 
 
-ANSWERED_AT_ONCE = [
+ANSWERED_WITHOUT_A_TASK = [
     "append",
     "diff",
     "get",
@@ -99,16 +99,16 @@ ANSWERED_IN_A_TASK = ["long append", "chunked append"]
 
 @pytest.mark.parametrize(
     ("kind", "tasks"),
-    [(kind, 0) for kind in ANSWERED_AT_ONCE] + [(kind, 1) for kind in ANSWERED_IN_A_TASK],
+    [(kind, 0) for kind in ANSWERED_WITHOUT_A_TASK] + [(kind, 1) for kind in ANSWERED_IN_A_TASK],
 )
 async def test_only_a_request_that_must_wait_starts_a_task(kind: str, tasks: int) -> None:
     async with running() as run:
         client = await with_topic(run)
         spawned = Spawned()
         trio.lowlevel.add_instrument(spawned)
-        for asked in (kind, "append", kind):
-            await client.say(KINDS[asked][0])
-            assert (await client.hear()).status == KINDS[asked][1]
+        for sent_kind in (kind, "append", kind):
+            await client.send(KINDS[sent_kind][0])
+            assert (await client.receive()).status == KINDS[sent_kind][1]
         trio.lowlevel.remove_instrument(spawned)
         assert spawned.count == 2 * tasks
 
@@ -118,8 +118,8 @@ async def test_requests_may_arrive_byte_by_byte() -> None:
     async with running() as run:
         client = await with_topic(run)
         for byte in b"".join(KINDS[kind][0] for kind in kinds):
-            await client.say(bytes([byte]))
-        await hear_all(client, kinds)
+            await client.send(bytes([byte]))
+        await receive_all(client, kinds)
 
 
 @pytest.mark.slow
@@ -135,14 +135,14 @@ def test_any_mix_of_requests_in_any_fragments_is_answered_in_order(
         async with running() as run:
             client = await with_topic(run)
             wire = b"".join(KINDS[kind][0] for kind in kinds)
-            turn = 0
+            iteration = 0
             while wire:
-                size = sizes[turn % len(sizes)]
-                turn += 1
-                await client.say(wire[:size])
+                size = sizes[iteration % len(sizes)]
+                iteration += 1
+                await client.send(wire[:size])
                 wire = wire[size:]
                 await trio.lowlevel.checkpoint()
-            await hear_all(client, kinds)
+            await receive_all(client, kinds)
 
     trio.run(scenario)
 
@@ -197,8 +197,8 @@ async def test_an_ambiguous_head_is_refused_and_later_bytes_are_not_executed(
     async with running() as run:
         client = await run.connect()
         wire = f"{line} HTTP/1.1\r\n".encode() + STRICT[what] + b"\r\n"
-        await client.say(wire + b"0\r\n\r\n" + SMUGGLED)
-        answer = await client.hear()
+        await client.send(wire + b"0\r\n\r\n" + SMUGGLED)
+        answer = await client.receive()
         assert (answer.status, answer.code) == (400, "invalid_request")
         assert answer.headers["connection"] == "close"
         assert await client.is_closed()
@@ -224,8 +224,8 @@ async def test_an_ambiguous_head_is_refused_and_later_bytes_are_not_executed(
 async def test_bytes_that_are_not_http_are_refused_immediately(wire: bytes) -> None:
     async with running() as run:
         client = await run.connect()
-        await client.say(wire)
-        assert (await client.hear()).status == 400
+        await client.send(wire)
+        assert (await client.receive()).status == 400
         assert await client.is_closed()
 
 
@@ -252,8 +252,8 @@ async def test_an_invalid_chunk_is_refused_and_later_bytes_are_not_executed(chun
         head = (
             b"POST /v0/topics/a HTTP/1.1\r\n" + HOST + JSON + b"transfer-encoding: chunked\r\n\r\n"
         )
-        await client.say(head + chunks + SMUGGLED)
-        assert (await client.hear()).status == 400
+        await client.send(head + chunks + SMUGGLED)
+        assert (await client.receive()).status == 400
         assert await client.is_closed()
         assert run.shards.calls == []
 
@@ -262,10 +262,10 @@ async def test_an_empty_chunked_body_is_an_empty_body() -> None:
     async with running() as run:
         client = await with_topic(run)
         head = b"POST /v0/topics/a/diff HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
-        await client.say(head + b"0\r\n\r\n")
-        assert (await client.hear()).status == 200
-        await client.say(head + b"2\r\n{}\r\n0\r\n\r\n")
-        assert (await client.hear()).status == 415
+        await client.send(head + b"0\r\n\r\n")
+        assert (await client.receive()).status == 200
+        await client.send(head + b"2\r\n{}\r\n0\r\n\r\n")
+        assert (await client.receive()).status == 415
         assert await client.is_closed()
 
 

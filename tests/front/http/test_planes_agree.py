@@ -12,7 +12,7 @@ import trio
 
 from tests.support.fake_shards import FakeShards
 from tests.support.front import Running, running
-from tests.support.raw_client import Answered
+from tests.support.raw_client import RawResponse
 from topics.config import Settings
 from topics.errors import InvalidRequest
 from topics.formats.api.request_heads import parse_head
@@ -108,10 +108,14 @@ LINES: dict[str, tuple[bytes, int, bool]] = {
     "HEAD of a topic": (b"HEAD /v0/topics/a HTTP/1.1", 200, OPEN),
     "HEAD of a stream": (b"HEAD /v0/watch?topic=a HTTP/1.1", 405, OPEN),
     "a query that is not UTF-8": (b"GET /v0/topics?prefix=%ff HTTP/1.1", 400, OPEN),
-    "a whole URL": (b"GET http://localhost:4000/v0/health HTTP/1.1", 200, OPEN),
-    "a whole URL with a query": (b"GET http://localhost/v0/topics?prefix=b HTTP/1.1", 200, OPEN),
-    "a whole URL without a path": (b"GET http://localhost HTTP/1.1", 200, OPEN),
-    "a whole URL without a host": (b"GET http:///v0/health HTTP/1.1", 404, OPEN),
+    "an absolute URL": (b"GET http://localhost:4000/v0/health HTTP/1.1", 200, OPEN),
+    "an absolute URL with a query": (
+        b"GET http://localhost/v0/topics?prefix=b HTTP/1.1",
+        200,
+        OPEN,
+    ),
+    "an absolute URL without a path": (b"GET http://localhost HTTP/1.1", 200, OPEN),
+    "an absolute URL without a host": (b"GET http:///v0/health HTTP/1.1", 404, OPEN),
     "another scheme": (b"GET ftp://localhost/v0/health HTTP/1.1", 404, OPEN),
 }
 Seen = tuple[int, str, bool, tuple[str | None, ...]]
@@ -124,7 +128,7 @@ ECHOED = ("mine", PARENT, APP, "Retry-After, X-Request-Id", "Origin")
 MADE = ("made", None, None, None, "Origin")
 
 
-def echoed(answer: Answered) -> tuple[str | None, ...]:
+def echoed(answer: RawResponse) -> tuple[str | None, ...]:
     request_id = answer.headers["x-request-id"]
     cors = ("access-control-allow-origin", "access-control-expose-headers", "vary")
     return (
@@ -152,18 +156,18 @@ async def seen(run: Running, wire: bytes, cut: int) -> Seen:
     exchange. Check that every response except a success has the error envelope.
     """
     client = await run.connect()
-    await client.say(wire[:cut])
+    await client.send(wire[:cut])
     if cut < len(wire):
         await trio.testing.wait_all_tasks_blocked()
-        await client.say(wire[cut:])
+        await client.send(wire[cut:])
     method = wire.split(b" ", 1)[0].decode()
-    answer = await client.hear(method=method)
+    answer = await client.receive(method=method)
     code = "" if answer.status < 300 or method == "HEAD" else answer.code
     closed = answer.headers.get("connection") == "close"
     if closed:
         assert await client.is_closed()
     else:
-        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert (await client.request("GET", "/v0/health")).status == 200
     return answer.status, code, closed, echoed(answer)
 
 
@@ -191,8 +195,8 @@ async def test_both_planes_respond_equally_to_the_same_bytes(route: bytes) -> No
     found = await agreed({name: route + rest for name, (rest, _, _) in REQUESTS.items()})
     for name, (_, status, closed) in REQUESTS.items():
         [(was, _, ended, fields)] = found[name]
-        wanted = status if status > 0 else 404  # no such path
-        assert (was, ended) == (wanted, closed), name
+        expected_status = status if status > 0 else 404  # no such path
+        assert (was, ended) == (expected_status, closed), name
         wire = with_fields(route + REQUESTS[name][0])
         assert fields == (ECHOED if is_http(wire) else MADE), name
 
@@ -210,8 +214,8 @@ async def test_both_planes_parse_a_request_line_equally() -> None:
 async def test_the_http_2_preface_is_refused_with_a_400_and_a_close() -> None:
     async with running() as run:
         client = await run.connect()
-        await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
-        answer = await client.hear()
+        await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        answer = await client.receive()
         assert (answer.status, answer.code, answer.headers["connection"]) == (
             400,
             "invalid_request",
@@ -236,14 +240,14 @@ async def test_a_handshake_on_another_path_is_an_ordinary_request(
 ) -> None:
     async with running(keys="k") as run:
         client = await run.connect()
-        await client.say(
+        await client.send(
             f"{line} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n".encode()
             + SHAKE
             + b"\r\n"
         )
-        answer = await client.hear()
+        answer = await client.receive()
         assert (answer.status, answer.code if code else "") == (status, code)
-        assert (await client.ask("GET", "/v0/health")).status == 200
+        assert (await client.request("GET", "/v0/health")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -261,13 +265,15 @@ async def test_a_body_on_a_route_without_one_is_ignored(line: str, chunked: bool
     )
     async with running(shards=FakeShards(topics={"a": []})) as run:
         client = await run.connect()
-        await client.say(line.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + fields + b"\r\n\r\n")
-        answer = await client.hear()
+        await client.send(
+            line.encode() + b" HTTP/1.1\r\nhost: localhost\r\n" + fields + b"\r\n\r\n"
+        )
+        answer = await client.receive()
         assert answer.status in (200, 404, 426)
-        await client.say(body[:20_000])
-        await client.say(body[20_000:])
+        await client.send(body[:20_000])
+        await client.send(body[20_000:])
         if chunked:
             assert answer.headers["connection"] == "close"
             assert await client.is_closed()
         else:
-            assert (await client.ask("GET", "/v0/health")).status == 200
+            assert (await client.request("GET", "/v0/health")).status == 200

@@ -18,8 +18,8 @@ REQUESTS = {
     "empty": HEAD % 0,
     "short": HEAD % 3 + b"abc",
     "a body like a head": HEAD % 4 + b"\r\n\r\n",
-    "behind empty lines": b"\r\n\r\n" + HEAD % 1 + b"x",
-    "behind many": b"\r\n" * 50 + HEAD % 2 + b"\r\n",
+    "after empty lines": b"\r\n\r\n" + HEAD % 1 + b"x",
+    "after many": b"\r\n" * 50 + HEAD % 2 + b"\r\n",
     "long": HEAD % 9000 + b"y" * 9000,
 }
 
@@ -63,7 +63,7 @@ class Reader:
 WIRE = b"".join(REQUESTS.values())
 
 
-def whole() -> Reader:
+def unsplit() -> Reader:
     reader = Reader()
     reader.receive(WIRE)
     assert len(reader.seen) == 2 * len(REQUESTS) - 1
@@ -75,15 +75,15 @@ def test_any_cut_gives_the_same_requests(cuts: list[int]) -> None:
     reader, ends = Reader(), sorted({0, *cuts, len(WIRE)})
     for start, end in pairwise(ends):
         reader.receive(WIRE[start:end])
-    assert reader.seen == whole().seen
+    assert reader.seen == unsplit().seen
     assert reader.stream.is_idle
 
 
-@pytest.mark.parametrize("said", [b"G", b"GET / HTTP/1.1\r\n", b"\r", b"\r\nG"])
-def test_a_stream_with_part_of_a_head_is_not_idle(said: bytes) -> None:
+@pytest.mark.parametrize("fragment", [b"G", b"GET / HTTP/1.1\r\n", b"\r", b"\r\nG"])
+def test_a_stream_with_part_of_a_head_is_not_idle(fragment: bytes) -> None:
     stream = RequestStream()
     assert stream.is_idle
-    stream.receive(said)
+    stream.receive(fragment)
     assert stream.next_head() is None
     assert not stream.is_idle
 

@@ -51,13 +51,13 @@ OPEN = ["/v0/health", "/v0/ready", "/", "/v0", "/console", "/v0/openapi.json"]
 async def test_a_route_without_a_key_neither_waits_for_a_body_nor_keeps_it(path: str) -> None:
     async with running(keys="key", timings=NO_SWEEP) as run:
         client = await run.connect()
-        await client.say(without_body("GET", path, x_long="x" * LONG) + b"y" * (LONG - 1))
-        assert (await client.hear()).status == 200
+        await client.send(without_body("GET", path, x_long="x" * LONG) + b"y" * (LONG - 1))
+        assert (await client.receive()).status == 200
         await run.until(lambda: unread(run) == 0 and kept(run) < 10_000)
         [connection] = run.server.connections
         assert connection.inactive_since < NEVER
-        await client.say(b"z")
-        assert (await client.ask("GET", "/v0/topics", **KEY)).status == 200
+        await client.send(b"z")
+        assert (await client.request("GET", "/v0/topics", **KEY)).status == 200
 
 
 WITHOUT_KEY = {
@@ -78,11 +78,11 @@ async def test_a_client_without_a_key_that_sends_no_body_excludes_no_other_clien
         run.server.slots.connections.in_all = Cap("max_connections", 2)
         for _ in range(2):
             client = await run.connect()
-            await client.say(WITHOUT_KEY[kind])
-            assert (await client.hear()).status in (200, 401, 413)
+            await client.send(WITHOUT_KEY[kind])
+            assert (await client.receive()).status in (200, 401, 413)
         for _ in range(2):
             newcomer = await run.connect()
-            assert (await newcomer.ask("GET", "/v0/topics", **KEY)).status == 200
+            assert (await newcomer.request("GET", "/v0/topics", **KEY)).status == 200
         assert len(run.server.connections) == 2
 
 
@@ -91,7 +91,7 @@ async def test_a_client_without_a_key_that_reads_no_response_excludes_no_other_c
     async with running(keys="key", timings=NO_SWEEP) as run:
         run.server.slots.connections.in_all = Cap("max_connections", 1)
         greedy = await run.connect()
-        await greedy.say(request("GET", "/v0/openapi.json") * 200)
+        await greedy.send(request("GET", "/v0/openapi.json") * 200)
 
         def is_stuck() -> bool:
             [connection] = run.server.connections
@@ -100,20 +100,20 @@ async def test_a_client_without_a_key_that_reads_no_response_excludes_no_other_c
 
         await run.until(is_stuck)
         newcomer = await run.connect()
-        assert (await newcomer.ask("GET", "/v0/topics", **KEY)).status == 200
+        assert (await newcomer.request("GET", "/v0/topics", **KEY)).status == 200
 
 
 async def append_partly(run: Running, **fields: Any) -> RawClient:
     """Return a client that has sent 50,000 bytes of an append with a key."""
     client = await run.connect()
-    said = request("POST", "/v0/topics/a", RECORD + b" " * LONG, **KEY, **fields)[:50_000]
-    await client.say(said)
+    data = request("POST", "/v0/topics/a", RECORD + b" " * LONG, **KEY, **fields)[:50_000]
+    await client.send(data)
     return client
 
 
 PARTS = {
     "a head": request("GET", "/v0/health", x_long="x" * LONG)[:-2],
-    "a head in two pieces": request("GET", "/v0/health", x_long="x" * LONG)[:-2],
+    "a head in two fragments": request("GET", "/v0/health", x_long="x" * LONG)[:-2],
     "a body": request("POST", "/v0/topics/a", RECORD + b" " * LONG, **KEY)[:50_000],
     "a long body": request("POST", "/v0/topics/a", RECORD + b" " * 200_000, **KEY)[:50_000],
     "a chunked body": request(
@@ -134,10 +134,10 @@ async def test_received_bytes_of_a_request_are_counted_until_it_ends(kind: str) 
     settings = Settings(inline_bytes=100_000, max_body_bytes=1024 * 1024, drain_ms=2000)
     async with running(keys="key", timings=NO_SWEEP, settings=settings) as run:
         client = await run.connect()
-        said = PARTS[kind]
-        middle = len(said) // 2 if "pieces" in kind else 0
-        for piece in (said[:middle], said[middle:]):
-            await client.say(piece)
+        data = PARTS[kind]
+        middle = len(data) // 2 if "fragments" in kind else 0
+        for fragment in (data[:middle], data[middle:]):
+            await client.send(fragment)
         await run.until(lambda: 45_000 < unread(run) < 110_000)
         await client.stream.aclose()
         await run.until(lambda: len(run.server.connections) == 0)
@@ -151,12 +151,12 @@ async def test_requests_pipelined_after_a_waiting_one_are_counted() -> None:
         client = await run.connect()
         poll = request("POST", "/v0/topics/slow/diff", b'{"wait_ms":30000}', **KEY)
         health = request("GET", "/v0/health")
-        await client.say(poll + health * 200)
+        await client.send(poll + health * 200)
         await run.until(lambda: run.shards.waiting == 1)
         assert 200 * len(health) <= unread(run) <= 200 * len(health) + 2 * len(poll)
         gate.set()
         for _ in range(201):
-            assert (await client.hear()).status == 200
+            assert (await client.receive()).status == 200
         await run.until(lambda: unread(run) == 0)
 
 
@@ -165,7 +165,7 @@ async def test_a_waiting_request_keeps_neither_its_head_nor_its_body() -> None:
     async with running(keys="key", timings=NO_SWEEP, shards=shards) as run:
         client = await run.connect()
         poll = b'{"wait_ms":30000}' + b" " * 20_000
-        await client.say(request("POST", "/v0/topics/slow/diff", poll, x_long="x" * 30_000, **KEY))
+        await client.send(request("POST", "/v0/topics/slow/diff", poll, x_long="x" * 30_000, **KEY))
         await run.until(lambda: run.shards.waiting == 1)
         await run.until(lambda: kept(run) < 10_000)
 
@@ -174,8 +174,8 @@ async def test_a_stream_keeps_no_unread_input() -> None:
     ping = frame_bytes(TEXT, b'{"op":"ping","request_id":"r"}', mask=b"mask")
     async with running(keys="key", timings=NO_SWEEP) as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/ws", b"", **KEY, **HANDSHAKE) + ping * 100)
-        assert (await client.hear(method="HEAD")).status == 101
+        await client.send(request("GET", "/v0/ws", b"", **KEY, **HANDSHAKE) + ping * 100)
+        assert (await client.receive(method="HEAD")).status == 101
         await run.until(lambda: kept(run) < 1000)
         await run.until(lambda: unread(run) == 0)
 
@@ -189,28 +189,28 @@ async def test_above_the_bound_the_oldest_client_without_a_key_is_disconnected()
         for _ in range(3):
             await run.until(lambda: unread(run) >= 45_000 + len(clients) * LONG)
             clients.append(await run.connect())
-            await clients[-1].say(PARTS["a head"])
+            await clients[-1].send(PARTS["a head"])
         assert await clients[0].is_closed()
-        await known.say(request("POST", "/v0/topics/a", RECORD + b" " * LONG, **KEY)[50_000:])
-        assert (await known.hear()).status == 201
-        await clients[2].say(b"\r\n")
-        assert (await clients[2].hear()).status == 200
+        await known.send(request("POST", "/v0/topics/a", RECORD + b" " * LONG, **KEY)[50_000:])
+        assert (await known.receive()).status == 201
+        await clients[2].send(b"\r\n")
+        assert (await clients[2].receive()).status == 200
 
 
 async def test_above_the_bound_a_body_is_refused_with_429() -> None:
     settings = Settings(inline_bytes=200_000, max_body_bytes=1024 * 1024, drain_ms=2000)
     async with running(keys="key", timings=NO_SWEEP, settings=settings) as run:
         client = await run.connect()
-        await client.say(PARTS["a long body"])
+        await client.send(PARTS["a long body"])
         await run.until(lambda: unread(run) > 45_000)
         run.server.connections.held.unread.most = 100_000
         other = await run.connect()
-        await other.say(PARTS["a head"])
+        await other.send(PARTS["a head"])
         assert await other.is_closed()
         run.server.connections.held.unread.most = 10_000
         other = await run.connect()
-        await other.say(request("GET", "/v0/health", x="x" * 2000)[:-2])
-        answer = await client.hear()
+        await other.send(request("GET", "/v0/health", x="x" * 2000)[:-2])
+        answer = await client.receive()
         assert (answer.status, answer.code) == (429, "throttled")
 
 
@@ -220,8 +220,8 @@ async def test_above_the_bound_a_body_is_refused_with_429() -> None:
 async def test_a_body_of_a_handshake_is_never_parsed_as_frames(fields: dict[str, Any]) -> None:
     async with running() as run:
         client = await run.connect()
-        await client.say(request("GET", "/v0/ws", b"", **HANDSHAKE, **fields))
-        answer = await client.hear()
+        await client.send(request("GET", "/v0/ws", b"", **HANDSHAKE, **fields))
+        answer = await client.receive()
         assert (answer.status, answer.code) == (400, "invalid_request")
 
 
@@ -229,7 +229,7 @@ async def test_an_iteration_serves_a_bounded_number_of_clients_without_a_key() -
     health, listing = request("GET", "/v0/health"), request("GET", "/v0/health", **KEY)
     async with running(keys="key") as run, scenes(run) as make:
         known = make()
-        known.say(request("GET", "/v0/topics/a", b"", **KEY))
+        known.send(request("GET", "/v0/topics/a", b"", **KEY))
         unknown = [make() for _ in range(2 * KEYLESS_PER_PASS + 1)]
         for scene in unknown:
             scene.client.sendall(health)

@@ -87,15 +87,15 @@ async def test_a_gap_above_the_feed_is_reported_once_before_the_records_after_it
     front: LiveHarness,
 ) -> None:
     client = await opened(front)
-    asked = await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
-    assert (asked["from_seq"], asked["until_seq"]) == (0, 10)
+    params = await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
+    assert (params["from_seq"], params["until_seq"]) == (0, 10)
     received = client.receive()
     assert (gaps(received), seqs(received)) == ([(1, 12)], [13, 14])
     await front.page(10, 13, tombstone=gap(11, 12))
     assert client.receive() == b""
     await front.page(13, 16)
-    asked = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
-    assert (asked["from_seq"], asked["until_seq"]) == (14, 16)
+    params = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
+    assert (params["from_seq"], params["until_seq"]) == (14, 16)
     await front.page(16, 17)
     received = client.receive()
     assert (gaps(received), seqs(received)) == ([], [15, 16, 17])
@@ -108,8 +108,8 @@ async def test_a_gap_is_reported_once_if_the_feed_advances_during_the_read(
     await front.page(10, 13, tombstone=gap(11, 12))
     await front.page(13, 16)
     await front.answer("feed.read", records(12, 14), **page(0, 14, gap(1, 12)), epoch=1)
-    asked = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
-    assert (asked["from_seq"], asked["until_seq"]) == (14, 16)
+    params = await front.answer("feed.read", records(14, 16), **page(14, 16), epoch=1)
+    assert (params["from_seq"], params["until_seq"]) == (14, 16)
     await front.page(16, 17)
     received = client.receive()
     assert (gaps(received), seqs(received)) == ([(1, 12)], [13, 14, 15, 16, 17])
@@ -151,7 +151,7 @@ async def test_a_first_cursor_below_the_earliest_record_is_too_old(
     await front.answer("feed.read", records(12, 14), **page(0, 14, lost), epoch=1)
     assert reasons(client.receive()) == [reported]
     await front.page(14, 16, tombstone=gap(15, 15, reason) | {"earliest_seq": 16})
-    assert reasons(client.receive()) == [reason], "reported differently after the connect"
+    assert reasons(client.receive()) == [reason], "the reason of a live gap was changed"
 
 
 async def test_a_live_reader_of_a_recreated_topic_gets_caught_up_again(

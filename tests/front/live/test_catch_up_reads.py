@@ -31,9 +31,9 @@ class ConcurrentReaders:
         self.reads = CatchUpReads(cast("Any", self.shards))
         self.received: list[FeedPage | NotReady] = []
 
-    async def read(self, asking: Reader, until_seq: int | None = None) -> None:
+    async def read(self, live_reader: Reader, until_seq: int | None = None) -> None:
         try:
-            found, epoch = await self.reads.read(asking, until_seq)
+            found, epoch = await self.reads.read(live_reader, until_seq)
             assert epoch == 1
             self.received.append(found)
         except NotReady as failure:
@@ -43,63 +43,63 @@ class ConcurrentReaders:
 async def test_equal_reads_in_flight_share_one_call_and_one_page(
     nursery: trio.Nursery,
 ) -> None:
-    asking = ConcurrentReaders()
+    clients = ConcurrentReaders()
     for _ in range(3):
-        nursery.start_soon(asking.read, reader())
+        nursery.start_soon(clients.read, reader())
     await wait_all_tasks_blocked()
-    assert len(asking.shards.asked) == 1
-    asking.shards.settle("feed.read", records(0, 2), **PAGE)
+    assert len(clients.shards.pending) == 1
+    clients.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
-    assert len(asking.received) == 3
-    assert len({id(each) for each in asking.received}) == 1, "the readers did not share one page"
+    assert len(clients.received) == 3
+    assert len({id(each) for each in clients.received}) == 1, "the readers did not share one page"
 
 
 async def test_different_reads_have_separate_calls(nursery: trio.Nursery) -> None:
-    asking = ConcurrentReaders()
-    nursery.start_soon(asking.read, reader())
-    nursery.start_soon(asking.read, reader(1))
-    nursery.start_soon(asking.read, reader(), 7)
-    nursery.start_soon(asking.read, reader(view=View(limit=3)))
+    clients = ConcurrentReaders()
+    nursery.start_soon(clients.read, reader())
+    nursery.start_soon(clients.read, reader(1))
+    nursery.start_soon(clients.read, reader(), 7)
+    nursery.start_soon(clients.read, reader(view=View(limit=3)))
     await wait_all_tasks_blocked()
-    assert len(asking.shards.asked) == 4
+    assert len(clients.shards.pending) == 4
     nursery.cancel_scope.cancel()
 
 
 async def test_the_bytes_that_a_shard_reads_at_a_time_are_bounded(nursery: trio.Nursery) -> None:
     """The next page is requested after one was shown. A page without a reader is not requested."""
-    asking, view = ConcurrentReaders(), View(bytes=READING_MAX_BYTES // 2)
+    clients, view = ConcurrentReaders(), View(bytes=READING_MAX_BYTES // 2)
     readers = [reader(seq, view) for seq in range(4)]
     for each in readers:
-        nursery.start_soon(asking.read, each)
+        nursery.start_soon(clients.read, each)
         await wait_all_tasks_blocked()
-    assert [one.params["from_seq"] for one in asking.shards.asked] == [0, 1]
+    assert [one.params["from_seq"] for one in clients.shards.pending] == [0, 1]
     cast("Any", readers[2].stream).is_following = lambda _: False
-    asking.shards.settle("feed.read", records(0, 2), **PAGE)
+    clients.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
-    assert [one.params["from_seq"] for one in asking.shards.asked] == [1, 3]
-    assert [type(each) for each in asking.received] == [FeedPage, NotReady]
-    nursery.start_soon(asking.read, reader(9, View(bytes=8 * READING_MAX_BYTES)))
+    assert [one.params["from_seq"] for one in clients.shards.pending] == [1, 3]
+    assert [type(each) for each in clients.received] == [FeedPage, NotReady]
+    nursery.start_soon(clients.read, reader(9, View(bytes=8 * READING_MAX_BYTES)))
     for _ in range(2):
-        asking.shards.refuse("feed.read", NotReady("the shard is down"))
+        clients.shards.refuse("feed.read", NotReady("the shard is down"))
         await wait_all_tasks_blocked()
-    assert asking.shards.asked, "a single page of any length is requested"
-    asking.shards.settle("feed.read", records(0, 2), **PAGE)
+    assert clients.shards.pending, "a single page of any length is requested"
+    clients.shards.settle("feed.read", records(0, 2), **PAGE)
     await wait_all_tasks_blocked()
-    assert len(asking.received) == 5
+    assert len(clients.received) == 5
 
 
 async def test_a_failure_fails_all_waiting_readers_and_later_reads_call_again(
     nursery: trio.Nursery,
 ) -> None:
-    asking = ConcurrentReaders()
+    clients = ConcurrentReaders()
     failure = NotReady("the shard is down")
     for _ in range(2):
-        nursery.start_soon(asking.read, reader())
+        nursery.start_soon(clients.read, reader())
     await wait_all_tasks_blocked()
-    asking.shards.refuse("feed.read", failure)
+    clients.shards.refuse("feed.read", failure)
     await wait_all_tasks_blocked()
-    assert asking.received == [failure, failure]
-    nursery.start_soon(asking.read, reader())
+    assert clients.received == [failure, failure]
+    nursery.start_soon(clients.read, reader())
     await wait_all_tasks_blocked()
-    assert len(asking.shards.asked) == 1
-    asking.shards.settle("feed.read", records(0, 2), **PAGE)
+    assert len(clients.shards.pending) == 1
+    clients.shards.settle("feed.read", records(0, 2), **PAGE)

@@ -30,7 +30,7 @@ async def test_a_feed_opens_with_its_first_reader_and_closes_with_its_last(
     front: LiveHarness,
 ) -> None:
     first, second = await two(front)
-    assert front.shards.asked == [], "the second reader opened another feed"
+    assert front.shards.pending == [], "the second reader opened another feed"
     await front.page(0, 1)
     front.shards.events.clear()
     first.stream.end()
@@ -73,8 +73,8 @@ async def test_a_reader_below_the_start_of_a_page_reads_the_missing_records(
     assert not reader_is_live(client)
     assert client.receive() == b""
     await wait_all_tasks_blocked()
-    asked = await front.answer("feed.read", records(0, 4), **page(0, 4), epoch=1)
-    assert asked["from_seq"] == 0
+    feed_params = await front.answer("feed.read", records(0, 4), **page(0, 4), epoch=1)
+    assert feed_params["from_seq"] == 0
     assert b'{"$seq":1},{"$seq":2},{"$seq":3},{"$seq":4}' in client.receive()
     assert reader_is_live(client)
 
@@ -82,12 +82,14 @@ async def test_a_reader_below_the_start_of_a_page_reads_the_missing_records(
 async def test_readers_of_a_crashed_shard_subscribe_again(front: LiveHarness) -> None:
     first, second = await two(front)
     front.live.feeds.closed(1)
-    assert reader_is_live(first), "the feed belongs to shard 0"
+    assert reader_is_live(first), "a crash of another shard affected the feed"
     front.live.feeds.closed(0)
     assert not reader_is_live(first)
     await wait_all_tasks_blocked()
-    asked = await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
-    assert (asked["topic"], asked["feed"]) == ("t", 2), "the number of a feed was used again"
+    feed_params = await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
+    assert (feed_params["topic"], feed_params["feed"]) == ("t", 2), (
+        "the number of a feed was used again"
+    )
     assert reader_is_live(first)
     assert reader_is_live(second)
     await front.page(0, 1, feed=1)
@@ -103,7 +105,7 @@ async def test_readers_of_an_ended_feed_get_the_deletion_or_subscribe_again(
     await wait_all_tasks_blocked()
     assert (b"event: topic-deleted" in client.receive()) is (error is None)
     assert ("t" in client.stream.readers) is (error is not None)
-    assert [asked.method for asked in front.shards.asked] == ["feed.open"] * (error is not None)
+    assert [call.method for call in front.shards.pending] == ["feed.open"] * (error is not None)
 
 
 async def test_a_feed_is_open_as_soon_as_its_reply_arrives(front: LiveHarness) -> None:
@@ -123,11 +125,11 @@ async def test_a_reader_waits_for_a_shard_that_is_not_ready(
         client = await front.client()
         front.shards.refuse("feed.open", NotReady("the shard is recovering"))
         await wait_all_tasks_blocked()
-        assert front.shards.asked == []
+        assert front.shards.pending == []
         if is_back:
             front.live.feeds.opened(1)
             await wait_all_tasks_blocked()
-            assert front.shards.asked == [], "the reader does not wait for shard 1"
+            assert front.shards.pending == [], "the reader waited for shard 1"
             front.live.feeds.opened(0)
             await wait_all_tasks_blocked()
         else:
@@ -225,13 +227,13 @@ async def test_a_reader_that_catches_up_waits_between_pages(
     client = await pressed.client()
     await pressed.answer("feed.open", head_seq=9, earliest_seq=1, epoch=1)
     await pressed.answer("feed.read", records(0, 3), **page(0, 3, head_seq=9), epoch=1)
-    assert pressed.shards.asked == []
+    assert pressed.shards.pending == []
     received = client.receive()
     assert received.index(b'"$seq":3}') < received.index(
         NOTICE + b'"retry_after_ms":750,"topics":["t"]}'
     )
     await trio.sleep(0.7)
-    assert pressed.shards.asked == []
+    assert pressed.shards.pending == []
     await trio.sleep(0.4)
     relax(pressed.pressure)
     await pressed.answer("feed.read", records(3, 6), **page(3, 6, head_seq=9), epoch=1)

@@ -17,7 +17,7 @@ from topics.front.live.web_socket import WebSocket
 from topics.front.live.web_socket_publish import UNANSWERED_MAX
 
 pytestmark = pytest.mark.usefixtures("_clock")
-PATIENCE = Timings(body_grace_s=0.3, body_bytes_per_s=20)
+TIMINGS = Timings(body_grace_s=0.3, body_bytes_per_s=20)
 BEGUN = bytes.fromhex("81 85 00000000") + b"four"  # of five
 
 
@@ -28,7 +28,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def web_socket(front: LiveHarness) -> AsyncIterator[tuple[WebSocket, socket.socket]]:
-    client = front.socket(begins=False, timings=PATIENCE)
+    client = front.socket(begins=False, timings=TIMINGS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.stream.run)
         await wait_all_tasks_blocked()
@@ -41,7 +41,7 @@ async def test_a_message_that_never_completes_ends_its_socket(
 ) -> None:
     async with web_socket(front) as (stream, client), web_socket(front) as (idle, _):
         client.send(BEGUN)
-        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_INTERVAL_S)
+        await trio.sleep(TIMINGS.body_grace_s + 2 * TICK_INTERVAL_S)
         assert stream.ended
         assert (
             b'"code":"throttled","message":"the message was not received in time"'
@@ -53,11 +53,11 @@ async def test_a_message_that_never_completes_ends_its_socket(
 async def test_a_slow_message_at_the_minimum_rate_is_accepted(
     front: LiveHarness, autojump_clock: MockClock
 ) -> None:
-    """A fragment arrives before the time that the previous ones have earned is over."""
+    """Each fragment arrives before the deadline that the previous fragments have extended."""
     async with web_socket(front) as (stream, client):
         client.send(bytes.fromhex("01 80 00000000"))
         for _ in range(6):
-            await trio.sleep(PATIENCE.body_grace_s / 1.5)
+            await trio.sleep(TIMINGS.body_grace_s / 1.5)
             client.send(bytes.fromhex("00 84 00000000") + b"four")
         assert not stream.ended
         client.send(bytes.fromhex("80 80 00000000") + bytes.fromhex("88 80 00000000"))
@@ -69,7 +69,7 @@ async def test_each_message_has_its_own_time(front: LiveHarness, autojump_clock:
     async with web_socket(front) as (stream, client):
         for _ in range(20):
             client.send(BEGUN)
-            await trio.sleep(PATIENCE.body_grace_s * 0.7)
+            await trio.sleep(TIMINGS.body_grace_s * 0.7)
             client.send(b"!")
             await wait_all_tasks_blocked()
         assert not stream.ended
@@ -80,9 +80,9 @@ async def test_a_message_that_is_not_read_because_of_a_slow_shard_is_not_late(
 ) -> None:
     publish = b'{"op":"publish","topic":"t","request_id":1,"data":1}'
     async with web_socket(front) as (stream, client):
-        said = (bytes((0x81, 0x80 | len(publish), 0, 0, 0, 0)) + publish) * UNANSWERED_MAX + BEGUN
-        client.send(said[:10])
+        data = (bytes((0x81, 0x80 | len(publish), 0, 0, 0, 0)) + publish) * UNANSWERED_MAX + BEGUN
+        client.send(data[:10])
         await wait_all_tasks_blocked()
-        client.send(said[10:])
-        await trio.sleep(PATIENCE.body_grace_s + 2 * TICK_INTERVAL_S)
+        client.send(data[10:])
+        await trio.sleep(TIMINGS.body_grace_s + 2 * TICK_INTERVAL_S)
         assert not stream.ended

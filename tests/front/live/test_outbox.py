@@ -64,7 +64,7 @@ async def test_a_slow_shard_delays_only_its_own_topics(front: LiveHarness) -> No
     await client.follow("u")  # on a shard that does not reply
     client.stream.remove("t")
     await client.follow("t")
-    assert [(one.method, one.params["topic"]) for one in front.shards.asked] == [
+    assert [(one.method, one.params["topic"]) for one in front.shards.pending] == [
         ("feed.open", "u"),
         ("feed.open", "t"),
     ]
@@ -76,7 +76,7 @@ async def test_a_stalled_stream_resumes_while_a_shard_is_slow(front: LiveHarness
     await client.follow("u")
     await long_page(front)
     assert client.stream.is_stalled
-    assert [one.method for one in front.shards.asked] == ["feed.open"]
+    assert [one.method for one in front.shards.pending] == ["feed.open"]
     assert LONG in await client.receive_all()
     assert not client.stream.is_stalled
 
@@ -122,8 +122,8 @@ async def test_a_recreation_is_reported_even_if_its_page_arrives_during_a_stall(
     again = page(0, 9) | {"tombstone": gap(1, 9, "recreated")}
     await front.answer("feed.read", b'"first"', **again, epoch=2)
     await client.receive_all()
-    asked = await front.answer("feed.read", b'"first"', **again, epoch=2)
-    assert (asked["from_seq"], asked["epoch"]) == (5, 1)
+    feed_params = await front.answer("feed.read", b'"first"', **again, epoch=2)
+    assert (feed_params["from_seq"], feed_params["epoch"]) == (5, 1)
     assert b'"recreated"' in client.receive()
     assert client.session.cursors["u"] == (9, 2)
 
@@ -161,8 +161,8 @@ async def test_a_chunked_stream_that_ends_during_a_stall_sends_the_last_chunk(
     client.stream.outbox.write(b": last\n\n")
     body, received = Unchunk(), client.receive()
     client.stream.fail(503, "over")
-    said = body.feed(received + client.receive())
-    assert b": last\n\nevent: error\n" in said
+    events = body.feed(received + client.receive())
+    assert b": last\n\nevent: error\n" in events
     assert body.ended
 
 

@@ -17,8 +17,10 @@ def many() -> WatchSession:
     return WatchSession("wid", ANYONE, View(), 15.0, dict.fromkeys(TOPICS, (0, 1)))
 
 
-def walk(session: WatchSession, frames: int) -> list[tuple[bytes, dict[str, int]]]:
-    """Advance its topics in turn. Return each id with the cursors that it encodes."""
+def advance_topics(session: WatchSession, frames: int) -> list[tuple[bytes, dict[str, int]]]:
+    """Advance the topics of a session one after another. Return each id with the cursors that it
+    encodes.
+    """
     ids = []
     for number in range(frames):
         topic = TOPICS[number % len(TOPICS)]
@@ -33,7 +35,7 @@ def seqs(session: WatchSession) -> dict[str, int]:
 
 def test_an_id_of_many_topics_is_a_number_that_rewinds_to_its_cursors() -> None:
     session = many()
-    ids = walk(session, 200)
+    ids = advance_topics(session, 200)
     assert all(isinstance(decode_id(id_), int) for id_, _ in ids)
     for id_, known in reversed(ids):
         session.rewind(id_)
@@ -50,7 +52,7 @@ def test_an_id_of_many_topics_is_a_number_that_rewinds_to_its_cursors() -> None:
 )
 def test_an_id_of_any_age_rewinds_to_its_cursors_or_below(frames: int) -> None:
     session = many()
-    ids = walk(session, frames)
+    ids = advance_topics(session, frames)
     for id_, known in (
         ids[-MOVES_MAX // 2],
         ids[len(ids) // 2],
@@ -64,14 +66,14 @@ def test_an_id_of_any_age_rewinds_to_its_cursors_or_below(frames: int) -> None:
 
 def test_an_id_never_advances_a_cursor() -> None:
     session = many()
-    (id_, _) = walk(session, 100)[-1]
-    session.rewind(walk(many(), 50)[-1][0])
+    (id_, _) = advance_topics(session, 100)[-1]
+    session.rewind(advance_topics(many(), 50)[-1][0])
     before = seqs(session)
     session.rewind(id_)
     assert seqs(session) == before
 
 
-def made_again() -> WatchSession:
+def recreated_session() -> WatchSession:
     """Return a session that has sent a topic up to 3, and then the recreated topic up to 5."""
     session = WatchSession("wid", ANYONE, View(), 15.0, {"t": (0, 1)})
     for seq, epoch in ((3, 1), (0, 2), (2, 2), (5, 2)):
@@ -86,7 +88,7 @@ def id_of(seq: int) -> bytes:
 @pytest.mark.parametrize("seq", [1, 3])
 def test_an_id_from_before_a_recreation_rewinds_to_the_old_topic(seq: int) -> None:
     """The client may not have received the tombstone and the first records of the new topic."""
-    session = made_again()
+    session = recreated_session()
     session.rewind(id_of(seq))
     assert session.cursors == {"t": (seq, 1)}
 
@@ -97,18 +99,18 @@ def test_an_id_from_before_a_recreation_rewinds_to_the_old_topic(seq: int) -> No
 def test_an_id_from_after_a_recreation_rewinds_within_the_new_topic(
     seq: int, cursor: tuple[int, int]
 ) -> None:
-    session = made_again()
+    session = recreated_session()
     session.rewind(id_of(seq))
     assert session.cursors == {"t": cursor}
 
 
 def test_an_id_from_two_incarnations_ago_does_not_rewind_within_the_current_one() -> None:
-    session = made_again()
+    session = recreated_session()
     session.move("t", 0, 3)
     session.move("t", 9, 3)
     session.rewind(id_of(4))
     assert session.cursors["t"][1] != 3
-    session = made_again()
+    session = recreated_session()
     session.move("t", 0, 3)
     session.move("t", 1, 3)
     session.rewind(id_of(3))
@@ -116,7 +118,7 @@ def test_an_id_from_two_incarnations_ago_does_not_rewind_within_the_current_one(
 
 
 def test_unsent_cursors_of_the_old_topic_rewind_to_the_old_topic() -> None:
-    session = made_again()
+    session = recreated_session()
     session.unsent = {"t": [(3, 1), (0, 2), (2, 2)]}
     session.resume(b"")
     assert session.cursors == {"t": (3, 1)}
@@ -159,7 +161,7 @@ def test_an_id_of_the_old_topic_does_not_confirm_partly_sent_events() -> None:
         (5, [(0, 2), (2, 2)], id_of(4), (0, 2)),
         (5, [(0, 2), (2, 2)], id_of(5), (5, 2)),
     ):
-        session = made_again()
+        session = recreated_session()
         if last == 9:
             session.move("t", 9, 2)
         session.unsent = {"t": unsent}
@@ -208,9 +210,9 @@ def test_a_checkpoint_from_before_a_recreation_rewinds_to_the_old_topic() -> Non
 
 def test_a_checkpoint_with_a_complete_map_also_rewinds_to_the_old_topic() -> None:
     session = many()
-    walk(session, 3)
+    advance_topics(session, 3)
     id_ = session.id()
-    walk(session, 2 * MOVES_MAX)
+    advance_topics(session, 2 * MOVES_MAX)
     session.move("t0", 0, 2)
     session.rewind(id_)
     assert session.cursors["t0"] == (1, 1)

@@ -31,10 +31,10 @@ async def test_an_unused_session_expires_and_releases_its_slot(
     live = LiveHarness().live
     slots = live.slots = make_slots(Settings(max_watch_sessions=2), 100)
     made = Watches(live)
-    asked = decode_watch(b'{"topics":{"t":{}}}', LIMITS, 10)
+    request = decode_watch(b'{"topics":{"t":{}}}', LIMITS, 10)
 
     async def create() -> str:
-        answer = await made.create(asked, ANYONE, lenient=True)
+        answer = await made.create(request, ANYONE, lenient=True)
         return str(answer["wid"])
 
     first = await create()

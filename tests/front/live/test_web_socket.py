@@ -31,7 +31,7 @@ KEY = bytes(4)
 
 async def open_socket(run: Running, *headers: str) -> RawClient:
     client = await run.connect()
-    await client.say(handshake(KEY_FIELD, *headers))
+    await client.send(handshake(KEY_FIELD, *headers))
     while b"\r\n\r\n" not in client._buffer:
         await client._more()
     client._buffer = b""
@@ -39,7 +39,7 @@ async def open_socket(run: Running, *headers: str) -> RawClient:
 
 
 @pytest.mark.parametrize(
-    "piece",
+    "message_frame",
     [
         frame_bytes(TEXT, b"x", mask=KEY),
         frame_bytes(PING, b"", mask=KEY),
@@ -50,16 +50,16 @@ async def open_socket(run: Running, *headers: str) -> RawClient:
     ids=["one byte", "pings", "binary", "ping commands", "unsubscribe"],
 )
 async def test_a_socket_with_many_messages_yields_to_other_tasks(
-    piece: bytes, monkeypatch: pytest.MonkeyPatch
+    message_frame: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, turn, takes = 1000, 0, 0
+    count, iteration, takes = 1000, 0, 0
     handled: Counter[int] = Counter()  # by iteration of the loop
     writes: list[int] = []
     take, write = WebSocket._handle_frames, Outbox.write
 
     async def counted_take(self: WebSocket, frames: list[Frame]) -> bool:
         nonlocal takes
-        handled[turn] += len(frames)
+        handled[iteration] += len(frames)
         takes += 1
         return await take(self, frames)
 
@@ -71,10 +71,10 @@ async def test_a_socket_with_many_messages_yields_to_other_tasks(
     monkeypatch.setattr(Outbox, "write", counted_write)
     async with running() as run:
         client = await open_socket(run)
-        await client.say(piece * count)
+        await client.send(message_frame * count)
         with trio.fail_after(10):
             while sum(handled.values()) < count:
-                turn += 1
+                iteration += 1
                 await trio.lowlevel.checkpoint()
         assert max(handled.values()) <= 2 * FRAMES_PER_ITERATION, (
             "tasks run in any order, so two iterations may count as one"
@@ -90,7 +90,7 @@ async def test_sockets_share_one_bound_and_get_the_reason_of_their_close() -> No
         begun = frame_bytes(TEXT, b"x" * (1 << 20), mask=KEY)[:-1]
         for client in sockets:
             with trio.move_on_after(2):
-                await client.say(begun)
+                await client.send(begun)
         await run.until(lambda: len(run.server.live.streams) == 2)
         assert unread.size <= unread.most
         gone = [client for client in sockets if await sends_close(client)]
@@ -114,16 +114,16 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
     monkeypatch.setattr(web_socket_publish, "UNANSWERED_MAX_BYTES", 1 << 40)
     held: list[Any] = []
     async with running() as run:
-        monkeypatch.setattr(run.shards, "call", lambda *asked: held.append(asked))
+        monkeypatch.setattr(run.shards, "call", lambda *call: held.append(call))
         run.server.live.publish_max_bytes = 500
         first, second = await open_socket(run), await open_socket(run)
         publish = frame_bytes(
             TEXT, b'{"op":"publish","topic":"a","records":[],"x":"%b"}' % (b"x" * 600), mask=KEY
         )
-        await first.say(publish)
+        await first.send(publish)
         await run.until(lambda: len(held) == 1)
-        await first.say(publish)
-        await second.say(publish)
+        await first.send(publish)
+        await second.send(publish)
         await run.until(lambda: len(held) == 2)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(held) == 2, "the second publish must wait for the first"
@@ -135,24 +135,24 @@ async def test_above_the_shared_bound_every_socket_may_have_one_publish_in_fligh
 
 def long_publish(*, shape: bytes = b'{"data":1}', size: int = 20 << 20) -> bytes:
     records = b",".join([shape] * (size // len(shape)))
-    said = b'{"op":"publish","topic":"a","request_id":7,"records":[%b],"return_seqs":false}'
-    return said % records
+    template = b'{"op":"publish","topic":"a","request_id":7,"records":[%b],"return_seqs":false}'
+    return template % records
 
 
 @pytest.mark.slow
 async def test_the_decoding_of_a_long_publish_yields_to_other_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scheduler, asked = 0, list[tuple[bool, int]]()
+    iterations, publishes = 0, list[tuple[bool, int]]()
 
     async def add(_: Publishes, topic: str, seqs: bool, request_id: bytes, message: bytes) -> None:
         assert (topic, request_id) == ("a", b"7")
-        asked.append((seqs, len(message)))
+        publishes.append((seqs, len(message)))
 
     async def count_iterations() -> None:
-        nonlocal scheduler
+        nonlocal iterations
         while True:
-            scheduler += 1
+            iterations += 1
             await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(Publishes, "add_long", add)
@@ -163,10 +163,10 @@ async def test_the_decoding_of_a_long_publish_yields_to_other_tasks(
         socket = WebSocket(run.server.live, connection, ANYONE, Settings(), limits_of(Settings()))
         nursery.start_soon(count_iterations)
         await trio.lowlevel.checkpoint()
-        before, message = scheduler, long_publish()
+        before, message = iterations, long_publish()
         await socket._handle_frames([Frame(Opcode.TEXT, message)])
-        assert asked == [(False, len(message))]
-        assert scheduler - before > 15, "fewer than about one iteration for each MiB"
+        assert publishes == [(False, len(message))]
+        assert iterations - before > 15, "fewer than about one iteration for each MiB"
         nursery.cancel_scope.cancel()
 
 
@@ -180,7 +180,7 @@ async def test_text_that_is_not_utf_8_ends_the_socket(size: int, is_fragmented: 
         if is_fragmented:
             frames = [frame_bytes(TEXT, text[:-1], fin=False, mask=KEY)]
             frames.append(frame_bytes(CONTINUATION, text[-1:], mask=KEY))
-        await client.say(b"".join((*frames, frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))))
+        await client.send(b"".join((*frames, frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))))
         received = await client.stream.receive_some(4096)
         assert received[2:] == (1007).to_bytes(2) + b"a text message is not valid UTF-8"
         await run.until(lambda: not run.server.live.streams)
@@ -195,11 +195,11 @@ async def test_a_message_above_its_bound_is_refused_by_its_header(
     settings = Settings(max_body_bytes=bodies_max_bytes, drain_ms=2000)
     async with running(settings=settings) as run:
         client = await open_socket(run)
-        await client.say(b"\x81\xff" + most.to_bytes(8) + KEY + b"x")  # this message may continue
-        await client.say(b"")
+        await client.send(b"\x81\xff" + most.to_bytes(8) + KEY + b"x")  # this message may continue
+        await client.send(b"")
         (stream,) = run.server.live.streams
         client = await open_socket(run)
-        await client.say(b"\x81\xff" + (most + 1).to_bytes(8))
+        await client.send(b"\x81\xff" + (most + 1).to_bytes(8))
         received = await client.stream.receive_some(4096)
         assert received[2:] == (1009).to_bytes(2) + b"a message may have at most %d bytes" % most
         await run.until(lambda: run.server.live.streams == {stream})
@@ -209,11 +209,11 @@ async def test_a_long_message_that_publishes_nothing_is_refused_before_it_is_rea
     async with running() as run:
         client = await open_socket(run)
         topics = b",".join(b'"%x":{}' % number for number in range(40_000))
-        said = b'{"op":"subscribe","request_id":7,"topics":{%b}}' % topics
-        await client.say(frame_bytes(TEXT, said, mask=KEY))
+        template = b'{"op":"subscribe","request_id":7,"topics":{%b}}' % topics
+        await client.send(frame_bytes(TEXT, template, mask=KEY))
         received = await client.stream.receive_some(4096)
         assert b'"request_id":7,"code":"payload_too_large"' in received
-        await client.say(frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))
+        await client.send(frame_bytes(TEXT, b'{"op":"ping"}', mask=KEY))
         assert b'"op":"pong"' in await client.stream.receive_some(4096)
 
 
@@ -221,7 +221,7 @@ SIOCOUTQNSD = 0x894B
 
 
 async def test_the_kernel_buffers_little_data_for_a_client_that_does_not_read() -> None:
-    """Otherwise a pong waits for megabytes, and a slow client considers its connection dead."""
+    """Otherwise a pong waits for megabytes, and a slow client assumes a lost connection."""
     async with running() as run:
         await open_socket(run)
         (stream,) = run.server.live.streams

@@ -11,7 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 from websockets.frames import Frame, Opcode
 
-from tests.support.live_harness import Asked, LiveHarness, ShardReply, SocketClient, refuse_next
+from tests.support.live_harness import LiveHarness, ShardCall, ShardReply, SocketClient, refuse_next
 from topics.config import Settings
 from topics.engine.priority import BANDS, TOP_BAND
 from topics.errors import NotReady, TopicFull, TopicsError
@@ -38,7 +38,7 @@ class Publisher(SocketClient):
         self.shards.elsewhere = {"a1"}
         self.stream.begin()
 
-    async def say(self, *messages: bytes) -> None:
+    async def send(self, *messages: bytes) -> None:
         """Deliver these messages in one read."""
         assert await self.stream._handle_frames(
             [Frame(Opcode.TEXT, message) for message in messages]
@@ -47,9 +47,9 @@ class Publisher(SocketClient):
     def sent(self) -> list[list[bytes]]:
         """Return the bodies in each message to the shards."""
         found = []
-        for asked in self.shards.asked:
-            body = io.BytesIO(asked.body)
-            lengths = asked.params["lengths"] or [len(asked.body)]
+        for shard_call in self.shards.pending:
+            body = io.BytesIO(shard_call.body)
+            lengths = shard_call.params["lengths"] or [len(shard_call.body)]
             found.append([body.read(length) for length in lengths])
             assert not body.read()
         return found
@@ -61,7 +61,7 @@ class Publisher(SocketClient):
         return [(op.decode(), name.decode()) for op, name in found]
 
 
-def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
+def answer(shard_call: ShardCall, *answers: bytes | TopicsError) -> None:
     """Reply to each publish of a batch."""
     bodies = [b"" if isinstance(one, TopicsError) else one for one in answers]
     failures = [one for one in answers if isinstance(one, TopicsError)]
@@ -70,7 +70,7 @@ def answer(asked: Asked, *answers: bytes | TopicsError) -> None:
         [len(body) for body in bodies] if len(answers) > 1 else None,
         [(failure.code, failure.message, failure.detail) for failure in failures],
     )
-    asked.then(ShardReply(result, b"".join(bodies)))
+    shard_call.then(ShardReply(result, b"".join(bodies)))
 
 
 @pytest.fixture
@@ -99,18 +99,24 @@ async def test_publishes_of_one_read_are_sent_as_one_batch_for_each_topic(
         [publish(f"a{at}", "a1") for at in range(3)],
         [publish(f"b{at}", "b2") for at in range(2)],
     )
-    await publisher.say(a[0], b[0], a[1], b[1], a[2], publish("c", "c2"))
+    await publisher.send(a[0], b[0], a[1], b[1], a[2], publish("c", "c2"))
     assert publisher.sent() == [a, b, [publish("c", "c2")]]
 
 
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
 async def test_a_long_publish_is_sent_alone_and_in_order(publisher: Publisher, size: int) -> None:
-    said = [
+    publishes = [
         *(publish("1"), publish("2"), publish("3", size=size), publish("4"), publish("5")),
         *(publish("6", size=size), publish("7")),
     ]
-    await publisher.say(*said)
-    assert publisher.sent() == [said[:2], [said[2]], said[3:5], [said[5]], [said[6]]]
+    await publisher.send(*publishes)
+    assert publisher.sent() == [
+        publishes[:2],
+        [publishes[2]],
+        publishes[3:5],
+        [publishes[5]],
+        [publishes[6]],
+    ]
 
 
 @pytest.mark.parametrize("size", [LONG, COPY_BYTES])
@@ -118,44 +124,44 @@ async def test_without_shared_memory_only_the_long_publish_is_refused(
     publisher: Publisher, size: int
 ) -> None:
     publisher.shards.is_full = True
-    await publisher.say(publish("1"), publish("2", size=size), publish("3"))
+    await publisher.send(publish("1"), publish("2", size=size), publish("3"))
     assert publisher.sent() == [[publish("1")], [publish("3")]]
     assert await publisher.responses() == [("error", "2")]
     assert publisher.live.publish_bytes == len(publish("1")) + len(publish("3"))
 
 
-@pytest.mark.parametrize("end", ["the shard goes", "the client goes"])
+@pytest.mark.parametrize("end", ["the shard crashes", "the client disconnects"])
 async def test_the_copy_of_a_long_publish_can_be_aborted(publisher: Publisher, end: str) -> None:
     message = publish("2", size=5 * COPY_BYTES)
     copied = list[int]()
 
-    async def end_it() -> None:
+    async def end_copy() -> None:
         while not publisher.shards.blocks:
             await trio.lowlevel.checkpoint()
         [block] = publisher.shards.blocks
         copied.append(bytes(block.view).count(b"x"))
-        if end == "the shard goes":
-            block.holder.abort(NotReady("gone"))
+        if end == "the shard crashes":
+            block.holder.abort(NotReady("crashed"))
         else:
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(end_it)
-        await publisher.say(publish("1"), message, publish("3"))
+        nursery.start_soon(end_copy)
+        await publisher.send(publish("1"), message, publish("3"))
     assert 0 < copied[0] < 3 * COPY_BYTES
     [block] = publisher.shards.blocks
     assert block.is_free
-    others = [publish("1"), publish("3")] if end == "the shard goes" else [publish("1")]
+    others = [publish("1"), publish("3")] if end == "the shard crashes" else [publish("1")]
     assert publisher.sent() == [[one] for one in others]
     assert publisher.live.publish_bytes == sum(map(len, others))
-    assert await publisher.responses() == ([("error", "2")] if end == "the shard goes" else [])
+    assert await publisher.responses() == ([("error", "2")] if end == "the shard crashes" else [])
 
 
 async def test_a_batch_is_not_longer_than_an_inline_body(publisher: Publisher) -> None:
-    said = [publish(str(at), size=at * 37 % 700) for at in range(30)]
-    await publisher.say(*said)
-    assert [body for bodies in publisher.sent() for body in bodies] == said
-    lengths = [len(call.body) for call in publisher.shards.asked]
+    publishes = [publish(str(at), size=at * 37 % 700) for at in range(30)]
+    await publisher.send(*publishes)
+    assert [body for bodies in publisher.sent() for body in bodies] == publishes
+    lengths = [len(call.body) for call in publisher.shards.pending]
     assert max(lengths) <= LONG
     assert all(
         first + len(bodies[0]) > LONG
@@ -167,23 +173,23 @@ async def test_batches_are_sent_while_further_messages_are_decoded(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_socket, "FLUSH_EVERY", 4)
-    await publisher.say(*(publish(str(at)) for at in range(10)))
+    await publisher.send(*(publish(str(at)) for at in range(10)))
     assert [len(bodies) for bodies in publisher.sent()] == [4, 4, 2]
 
 
 async def test_publishes_with_and_without_seqs_keep_their_order(publisher: Publisher) -> None:
-    said = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
-    await publisher.say(*said)
-    assert publisher.sent() == [said[:2], said[2:4], said[4:]]
-    assert [call.params["with_seqs"] for call in publisher.shards.asked] == [True, False, True]
+    publishes = [publish(str(at), return_seqs=at < 2 or at > 3) for at in range(6)]
+    await publisher.send(*publishes)
+    assert publisher.sent() == [publishes[:2], publishes[2:4], publishes[4:]]
+    assert [call.params["with_seqs"] for call in publisher.shards.pending] == [True, False, True]
 
 
 async def test_every_reply_is_matched_to_its_publish(publisher: Publisher) -> None:
-    await publisher.say(
+    await publisher.send(
         publish("1"), b"{", publish("2"), publish("3", "a b"), publish("4"), publish("5", "u")
     )
     assert await publisher.responses() == [("error", "null"), ("error", "3")]
-    batch, alone = publisher.shards.asked
+    batch, alone = publisher.shards.pending
     answer(alone, b'{"topic":"u"}')
     answer(batch, b'{"topic":"t"}', TopicFull("m"), b'{"topic":"t"}')
     assert await publisher.responses() == [("ack", "5"), ("ack", "1"), ("error", "2"), ("ack", "4")]
@@ -192,9 +198,9 @@ async def test_every_reply_is_matched_to_its_publish(publisher: Publisher) -> No
 async def test_every_publish_in_flight_is_refused_if_the_shard_crashes(
     publisher: Publisher,
 ) -> None:
-    await publisher.say(publish("1"), publish("2"))
-    await publisher.say(publish("3"))
-    for call in publisher.shards.asked:
+    await publisher.send(publish("1"), publish("2"))
+    await publisher.send(publish("3"))
+    for call in publisher.shards.pending:
         call.then(NotReady("the shard of this topic is not ready"))
     assert await publisher.responses() == [("error", "1"), ("error", "2"), ("error", "3")]
 
@@ -203,12 +209,12 @@ async def test_every_publish_in_flight_is_refused_if_the_shard_crashes(
 async def test_a_drained_socket_ends_after_its_publishes_are_answered(
     publisher: Publisher, drained_first: bool
 ) -> None:
-    await publisher.say(publish("1"), publish("2"))
+    await publisher.send(publish("1"), publish("2"))
     if drained_first:
         publisher.stream.drain()
-        await publisher.say(publish("late"))
+        await publisher.send(publish("late"))
         assert await publisher.responses() == [("error", "late")]
-    answer(publisher.shards.asked[0], b'{"topic":"t"}', b'{"topic":"t"}')
+    answer(publisher.shards.pending[0], b'{"topic":"t"}', b'{"topic":"t"}')
     if not drained_first:
         publisher.stream.drain()
     assert await publisher.responses() == [("ack", "1"), ("ack", "2"), ("error", "null")]
@@ -219,17 +225,17 @@ async def test_a_publish_under_pressure_is_refused_with_a_retry_time(
     publisher: Publisher,
 ) -> None:
     refuse_next(publisher.pressure)
-    await publisher.say(publish("1"))
+    await publisher.send(publish("1"))
     refused = publisher.receive()
     assert b'"op":"error","request_id":"1","code":"throttled","message":"' in refused
     assert refused.endswith(b'","detail":{"retry_after_ms":1000}}')
     for governor in publisher.pressure.governors:
         governor._debts = [0.0] * BANDS
-    await publisher.say(publish("2"))
+    await publisher.send(publish("2"))
     assert publisher.sent() == [[publish("2")]]
 
 
 async def test_a_publish_that_disables_backpressure_is_accepted(publisher: Publisher) -> None:
     refuse_next(publisher.pressure)
-    await publisher.say(publish("1", disable_backpressure=True))
+    await publisher.send(publish("1", disable_backpressure=True))
     assert len(publisher.sent()) == 1

@@ -29,7 +29,7 @@ async def test_a_websocket_gets_the_error_and_a_close_code(
     assert (client.stream.ended, len(front.live.streams)) == (True, 0)
 
 
-def asked(**starts: Start) -> WatchRequest:
+def watch_request(**starts: Start) -> WatchRequest:
     return WatchRequest(starts, View(), 15_000)
 
 
@@ -37,12 +37,12 @@ async def test_topics_of_repeated_subscriptions_count_once(front: LiveHarness) -
     front.shards.heads = dict.fromkeys("tuv", (0, 1, 1))
     client = front.socket()
     stream = client.stream
-    await stream.subscribe(b"1", asked(t=Start(0), u=Start(0)), 2)
-    await stream.subscribe(b"2", asked(t=Start(0)), 2)
+    await stream.subscribe(b"1", watch_request(t=Start(0), u=Start(0)), 2)
+    await stream.subscribe(b"2", watch_request(t=Start(0)), 2)
     with pytest.raises(InvalidRequest, match="more than 2 topics"):
-        await stream.subscribe(b"3", asked(v=Start(0)), 2)
+        await stream.subscribe(b"3", watch_request(v=Start(0)), 2)
     assert b'"op":"unsubscribed"' in stream.unsubscribe(b"4", "u")
-    await stream.subscribe(b"5", asked(v=Start(0)), 2)
+    await stream.subscribe(b"5", watch_request(v=Start(0)), 2)
     assert stream.readers.keys() == {"t", "v"}
 
 
@@ -50,7 +50,7 @@ async def test_a_paced_socket_gets_a_notice_after_a_page_and_continues(front: Li
     front.shards.heads = {"t": (0, 1, 1)}
     client = front.socket()
     stream = client.stream
-    await stream.subscribe(b"7", asked(t=Start(0)), 1)
+    await stream.subscribe(b"7", watch_request(t=Start(0)), 1)
     await wait_all_tasks_blocked()
     await front.answer("feed.open", head_seq=0, earliest_seq=1, epoch=1)
     press(front.pressure, pace=1.0)

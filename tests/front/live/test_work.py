@@ -57,7 +57,7 @@ async def jobs(front: LiveHarness, *seqs: int, work: int = 1, data: bytes = b"1"
     await wait_all_tasks_blocked()
 
 
-def ask(
+def request_work(
     front: LiveHarness, principal: Principal = ANYONE, scope: trio.CancelScope | None = None
 ) -> list[WorkSubscription | TopicsError]:
     """Request work in a task. The returned list receives the outcome."""
@@ -80,7 +80,7 @@ def ask(
 
 async def opened(front: LiveHarness, principal: Principal = ANYONE) -> WorkSubscription:
     """Return a subscription that the shard has opened."""
-    outcomes = ask(front, principal)
+    outcomes = request_work(front, principal)
     await wait_all_tasks_blocked()
     await front.answer("work.open")
     (subscription,) = outcomes
@@ -99,7 +99,7 @@ class JobReceiver(Listener):
         self.stream = WorkStream(front.live, subscription, connection)
         front.live.nursery.start_soon(self.stream.run)
 
-    def hang_up(self, *, half: bool = False) -> None:
+    def disconnect(self, *, half: bool = False) -> None:
         """Close the client's end, or only shut down its sending side."""
         if half:
             self.sock.shutdown(socket.SHUT_WR)
@@ -169,7 +169,7 @@ async def test_the_leases_of_a_disconnected_client_are_released(
         client.stream.sock.shutdown(2)  # the next write fails
         await jobs(front, 1)
     else:
-        client.hang_up(half=way == "closes its side")
+        client.disconnect(half=way == "closes its side")
     await wait_all_tasks_blocked(0.01)
     assert front.shards.events == [CLOSED]
     assert (client.stream.ended, front.live.streams, slots_used(front)) == (True, set(), 0)
@@ -219,7 +219,7 @@ async def test_a_refusal_of_the_shard_is_returned_and_leaves_no_state(
     front: LiveHarness, failure: TopicsError
 ) -> None:
     """A close is sent, because a stalled shard may still open the stream when it resumes."""
-    outcomes = ask(front)
+    outcomes = request_work(front)
     await wait_all_tasks_blocked()
     front.shards.refuse("work.open", failure)
     await wait_all_tasks_blocked()
@@ -232,7 +232,7 @@ async def test_the_shard_is_notified_if_the_client_disconnects_during_the_call(
     front: LiveHarness,
 ) -> None:
     scope = trio.CancelScope()
-    ask(front, scope=scope)
+    request_work(front, scope=scope)
     await wait_all_tasks_blocked()
     scope.cancel()
     await wait_all_tasks_blocked()
@@ -284,17 +284,17 @@ async def test_a_slot_is_acquired_before_the_shard_leases_jobs(
         front.live.call_in,
     )
     principal = Principal(b"key")
-    outcomes = [ask(front, principal) for _ in range(4)]
+    outcomes = [request_work(front, principal) for _ in range(4)]
     await wait_all_tasks_blocked()
-    assert len(front.shards.asked) == 2
+    assert len(front.shards.pending) == 2
     for failure in (failure for outcome in outcomes for failure in outcome):
         assert isinstance(failure, Throttled)
         assert (failure.detail["limit"], failure.detail["max"]) == (limit, 2)
     front.shards.refuse("work.open", TopicNotFound("jobs"))
     await wait_all_tasks_blocked()
-    ask(front, principal)
+    request_work(front, principal)
     await wait_all_tasks_blocked()
-    assert len(front.shards.asked) == 2
+    assert len(front.shards.pending) == 2
 
 
 async def test_under_pressure_jobs_are_confirmed_late_and_the_client_gets_a_notice(

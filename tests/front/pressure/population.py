@@ -108,7 +108,7 @@ class Population:
         self.promises.expire(self.now)
 
     def _serve(self, writer: Writer) -> None:
-        came = self.now
+        sent_at = self.now
         due = self._refused_until(writer) if self._governed else None
         if due is None:
             self.now += WRITE_S
@@ -121,12 +121,12 @@ class Population:
             writer.refusals += 1
         hold_s = 0.0 if due is None else REFUSAL_HOLD_S
         if writer.every_s:
-            self._send(writer, came + writer.every_s)
+            self._send(writer, sent_at + writer.every_s)
         elif due is None or not writer.obeys:
             self._send(writer, self.now + hold_s + THINK_S)
         else:
-            self.tally.waits_s.append(writer.retry_s(due, came))
-            self._send(writer, self.now + hold_s + writer.retry_s(due, came))
+            self.tally.waits_s.append(writer.retry_s(due, sent_at))
+            self._send(writer, self.now + hold_s + writer.retry_s(due, sent_at))
 
     def _refused_until(self, writer: Writer) -> float | None:
         governor, holder = self.governor, (b"", writer.topic)

@@ -18,10 +18,12 @@ from topics.front.pressure.governor import (
 )
 
 PEAK = 1 / WRITE_S  # writes a second
-CROWD = 120  # three times as many as the target allows
+WRITER_COUNT = 120  # three times as many as the target allows
 
 
-def crowd(size: int = CROWD, topic_prefix: str = "t", **fields: object) -> list[Writer]:
+def make_writers(
+    size: int = WRITER_COUNT, topic_prefix: str = "t", **fields: object
+) -> list[Writer]:
     return [
         Writer(topic=f"{topic_prefix}{number}", **fields)  # type: ignore[arg-type]
         for number in range(size)
@@ -33,7 +35,7 @@ class Ticks:
 
     def __init__(self, writes_per_s: float = 5000.0, band: int = 1) -> None:
         self.now, self.governor = 0.0, Governor(0.0)
-        self.refused = self.came = 0
+        self.refused = self.arrived = 0
         self._writes, self._band = writes_per_s, band
 
     def run(self, seconds: float, delay_ms: float) -> None:
@@ -45,7 +47,7 @@ class Ticks:
     def _write(self) -> None:
         for _ in range(round(self._writes * TICK_S)):
             if not self.governor.is_unthrottled:
-                self.came += 1
+                self.arrived += 1
                 if not self.governor.admits(self._band):
                     self.refused += 1
                     self.governor.refuse()
@@ -55,23 +57,23 @@ class Ticks:
 
 
 @pytest.mark.parametrize("whole_seconds", [False, True])
-@pytest.mark.parametrize("size", [CROWD, 2 * CROWD])
+@pytest.mark.parametrize("size", [WRITER_COUNT, 2 * WRITER_COUNT])
 def test_under_overload_the_lag_reaches_its_target_and_throughput_stays_high(
     size: int, whole_seconds: bool
 ) -> None:
-    alone = Population(crowd(size), governed=False)
+    alone = Population(make_writers(size), governed=False)
     alone.measure(1.0)
-    assert statistics.mean(alone.measure(2.0).lags_ms) > size / CROWD * 2.5 * TARGET_MS
-    governed = Population(crowd(size, whole_seconds=whole_seconds))
+    assert statistics.mean(alone.measure(2.0).lags_ms) > size / WRITER_COUNT * 2.5 * TARGET_MS
+    governed = Population(make_writers(size, whole_seconds=whole_seconds))
     governed.measure(3.0)
     tally = governed.measure(6.0)
-    assert statistics.mean(tally.lags_ms) < (1.6 if size == CROWD else 2.0) * TARGET_MS
+    assert statistics.mean(tally.lags_ms) < (1.6 if size == WRITER_COUNT else 2.0) * TARGET_MS
     assert tally.writes / 6.0 > 0.8 * PEAK
     assert tally.refused
 
 
 def test_iterations_of_a_second_lead_to_refusals_after_few_of_them() -> None:
-    population = Population(crowd(2000))
+    population = Population(make_writers(2000))
     assert population.measure(8.0).refused
     tally = population.measure(8.0)
     assert statistics.median(tally.lags_ms) < 3 * TARGET_MS
@@ -82,14 +84,14 @@ def test_iterations_of_a_second_lead_to_refusals_after_few_of_them() -> None:
 def test_a_writer_that_waits_as_requested_is_accepted_at_the_second_attempt(
     whole_seconds: bool,
 ) -> None:
-    population = Population(crowd(2 * CROWD, whole_seconds=whole_seconds))
+    population = Population(make_writers(2 * WRITER_COUNT, whole_seconds=whole_seconds))
     tally = population.measure(8.0)
-    assert tally.refused.total() > CROWD
+    assert tally.refused.total() > WRITER_COUNT
     assert set(tally.tries) == {1, 2}
 
 
 def test_the_top_band_is_not_refused_if_refusing_lower_bands_suffices() -> None:
-    writers = [Writer(topic=f"t{number}", band=number % BANDS) for number in range(CROWD)]
+    writers = [Writer(topic=f"t{number}", band=number % BANDS) for number in range(WRITER_COUNT)]
     tally = Population(writers).measure(8.0)
     assert tally.refused[TOP_BAND] == 0
     assert all(tally.refused[band] for band in range(TOP_BAND))
@@ -99,7 +101,7 @@ def test_the_top_band_is_not_refused_if_refusing_lower_bands_suffices() -> None:
 
 
 def test_the_top_band_is_refused_if_there_is_no_other() -> None:
-    population = Population(crowd(2 * CROWD, band=TOP_BAND))
+    population = Population(make_writers(2 * WRITER_COUNT, band=TOP_BAND))
     population.measure(3.0)
     tally = population.measure(6.0)
     assert tally.refused[TOP_BAND]
@@ -107,14 +109,14 @@ def test_the_top_band_is_refused_if_there_is_no_other() -> None:
 
 
 def test_writers_that_ignore_refusals_reduce_throughput_by_at_most_a_fifth() -> None:
-    population = Population(crowd(obeys=False))
+    population = Population(make_writers(obeys=False))
     population.measure(3.0)
     assert population.measure(6.0).writes / 6.0 > 0.8 * PEAK
 
 
 def test_obedient_writers_do_not_wait_for_writers_that_ignore_refusals() -> None:
-    obeying = crowd(20)
-    population = Population([*obeying, *crowd(CROWD, obeys=False, topic_prefix="i")])
+    obeying = make_writers(20)
+    population = Population([*obeying, *make_writers(WRITER_COUNT, obeys=False, topic_prefix="i")])
     population.measure(3.0)
     tally = population.measure(8.0)
     assert tally.waits_s
@@ -122,7 +124,7 @@ def test_obedient_writers_do_not_wait_for_writers_that_ignore_refusals() -> None
 
 
 def test_all_measures_end_within_two_seconds_after_the_overload() -> None:
-    writers = crowd()
+    writers = make_writers()
     for writer in writers[20:]:
         writer.stops_at = 4.0
     population = Population(writers)
@@ -135,7 +137,7 @@ def test_all_measures_end_within_two_seconds_after_the_overload() -> None:
 
 @pytest.mark.parametrize("size", [1, 16, 36])
 def test_a_load_within_the_capacity_is_never_refused(size: int) -> None:
-    tally = Population(crowd(size)).measure(5.0)
+    tally = Population(make_writers(size)).measure(5.0)
     assert not tally.refused
     assert tally.writes / 5.0 > 0.8 * min(PEAK, size / 0.001)
 
@@ -149,7 +151,7 @@ def test_a_load_within_the_capacity_is_never_refused(size: int) -> None:
         pytest.param([200.0], id="a hiccup"),
         pytest.param([2500.0], id="a stopped process"),
         pytest.param([1e9], id="a jump of the clock"),
-        pytest.param([2500.0, 80.0, 20.0], id="a stop, and what has waited for it"),
+        pytest.param([2500.0, 80.0, 20.0], id="a stop and its backlog"),
         pytest.param([50.0] * 9, id="half a second"),
         pytest.param([200.0, 0.0, 0.0] * 50, id="a hiccup now and then"),
         pytest.param([0.9 * TARGET_MS] * 500, id="all that is allowed"),
@@ -205,10 +207,10 @@ def test_no_band_is_ever_refused_completely() -> None:
     ticks = Ticks(writes_per_s=800.0, band=TOP_BAND)
     ticks.run(60.0, 1000.0)
     assert ticks.governor.share == SHARE_MAX
-    before = ticks.came, ticks.refused
+    before = ticks.arrived, ticks.refused
     ticks.run(10.0, 1000.0)
-    came, refused = ticks.came - before[0], ticks.refused - before[1]
-    assert 0.9 * SHARE_MAX < refused / came <= SHARE_MAX + 0.001
+    arrived, refused = ticks.arrived - before[0], ticks.refused - before[1]
+    assert 0.9 * SHARE_MAX < refused / arrived <= SHARE_MAX + 0.001
 
 
 def test_a_small_delay_causes_no_refusals_of_the_top_band() -> None:

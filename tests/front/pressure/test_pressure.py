@@ -127,7 +127,9 @@ def test_each_holder_gets_its_own_time_after_its_previous_one() -> None:
     due = [promises.promise((KEY, "0"), 0.0, 0.1) for _ in range(3)]
     assert due == pytest.approx([11.0, 21.0, RETRY_MAX_S])
     assert promises.count == 102, "a time at the bound was promised"
-    assert promises.promise((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), "a new holder"
+    assert promises.promise((KEY, "new"), 0.0, 0.1) == pytest.approx(11.0), (
+        "the time of a new holder depends on others"
+    )
 
 
 def test_loop_lag_affects_all_writes_and_shard_lag_only_its_topics(
@@ -231,12 +233,12 @@ def test_a_promise_is_redeemed_once_by_its_holder_and_not_before_its_time() -> N
     assert promises.count == 0
 
 
-@pytest.mark.parametrize("forget", ["redeem", "expire"])
-def test_a_promise_expires(forget: str) -> None:
+@pytest.mark.parametrize("removal", ["redeem", "expire"])
+def test_a_promise_expires(removal: str) -> None:
     promises = Promises()
     promises.promise((KEY, "t"), 4.0, 0.0)
     promises.promise((KEY, "t"), 9.0, 0.0)
-    if forget == "redeem":
+    if removal == "redeem":
         assert promises.redeem((KEY, "t"), 5.5 + PROMISE_LIFETIME_S), (
             "the second promise was not redeemed"
         )
@@ -271,7 +273,9 @@ def test_a_bounded_number_of_bands_other_than_the_default_is_kept(
     bands.store("d", TOP_BAND)
     assert [bands.of(topic) for topic in "abcd"] == [3, TOP_BAND, NEW_BAND, TOP_BAND]
     bands.store("e", 0)
-    assert [bands.of(topic) for topic in "abde"] == [3, NEW_BAND, TOP_BAND, 0], "drop the oldest"
+    assert [bands.of(topic) for topic in "abde"] == [3, NEW_BAND, TOP_BAND, 0], (
+        "the oldest was not dropped"
+    )
 
 
 @pytest.mark.parametrize(
