@@ -116,4 +116,4 @@ class Deadlines:
                     await self._woken.wait()
                     self._woken = trio.Event()
                     on_wake()
-            on_wake()  # a deadline is reached
+            on_wake()  # a deadline has been reached

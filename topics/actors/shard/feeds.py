@@ -10,8 +10,8 @@ are sent later, in one longer page.
 
 Consecutive pages of a feed cover the topic without a hole. A page may contain no records, because
 all records in its range were filtered, deleted or lost, or because the scan reached its limit and
-continues after other feeds were served. A gap is never split: its tombstone ends at or before the
-page's ``to_seq``. The tombstone of a recreated topic is an exception.
+continues after other feeds have been served. A gap is never split: its tombstone ends at or before
+the page's ``to_seq``. The tombstone of a recreated topic is an exception.
 
 In a *strong* feed, pages and ``head_seq`` end at the last record whose frame is synced. In any
 other feed they end at the last committed record. The two differ only in the durability class
@@ -293,7 +293,7 @@ class Feeds(Service):
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
             feed.session.notify(event, params, attachment)
-        # The session has ended, and its feeds with it. The front opens new feeds in the next
+        # The session has ended, so its feeds have ended, too. The front opens new feeds in the next
         # session.
         except PeerClosed:
             self._remove(feed)
