@@ -44,7 +44,7 @@ class SealingCheck:
         # All frames before this LSN are intact. If nothing is damaged, the scan advances it to the
         # end of the sealed part.
         self._reached = file.base
-        self._intact: dict[int, FrameHeader | None] = {}  # frames after that LSN that have been checked
+        self._intact: dict[int, FrameHeader | None] = {}  # checked frames by LSN; None: damaged
         self._external: list[FrameHeader] = []  # frames whose records are in a blob
         self._forwards: list[FrameHeader] = []  # frames that may refer to a frame with a blob
         self._bad_blobs: set[int] = set()  # LSNs of the frames whose blob is damaged
