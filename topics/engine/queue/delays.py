@@ -4,7 +4,7 @@ The rows are in ascending order of seqs. They are stored as columns in blocks of
 rows. A row takes 24 bytes, and a run of seqs is removed in one step.
 
     column  type  contents
-    seqs    u64
+    seqs    u64   seq of the job
     due     i64   earliest delivery time (wall ms)
     until   i64   the same time on the monotonic clock; 0 if the job is due, or during a replay
 """
