@@ -132,7 +132,7 @@ class ArenaBlock:
         return self.writer.grow(self, length, keep)
 
     def free(self) -> None:
-        """Free the memory without sending it. Do nothing if the block was already sent or freed."""
+        """Free the memory without sending it. Do nothing if it has already been sent or freed."""
         if (writer := self.writer) is not None:
             self.writer = None
             writer.free(self)
@@ -383,7 +383,7 @@ class ArenaReader:
         """Release a block that is no longer read.
 
         Return its offset and length for the RELEASE message. Return None if its session has ended
-        or the block was already released.
+        or the block has already been released.
         """
         half = self.session & 1
         self._on_reclaim.pop(id(view), None)

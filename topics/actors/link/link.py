@@ -293,7 +293,7 @@ class Link:
     def _write_unsent(self) -> None:
         """Write unsent data, half a ring at a time.
 
-        The consumer can copy one half while the other half is filled.
+        The consumer can copy one half while the other half is being filled.
         """
         unsent, write = self._unsent, self.producer.write
         while unsent:

@@ -78,7 +78,7 @@ class Transport(Protocol):
     def release(self, message: Message) -> None:
         """Return the attachment's memory to the peer.
 
-        Do nothing for an inline attachment, or if it was already released.
+        Do nothing for an inline attachment, or if it has already been released.
         """
 
     def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
@@ -232,9 +232,9 @@ class LinkSession:
     def release(self, message: Message) -> None:
         """Return the attachment's memory to the peer.
 
-        Do nothing for an inline attachment, or if it was already released. This is also required
-        after the end of the session, because the peer does not reuse memory that this process may
-        still read.
+        Do nothing for an inline attachment, or if it has already been released. This is also
+        required after the end of the session, because the peer does not reuse memory that this
+        process may still be reading.
         """
         if message.flags & ARENA:
             self.transport.release(message)

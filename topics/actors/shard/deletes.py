@@ -77,7 +77,7 @@ class Deletes(Service):
     ) -> None:
         """Delete a topic.
 
-        ``routers``: names of routers that were already removed for this request.
+        ``routers``: names of routers that have already been removed for this request.
         """
         params = request.params
         self._context.check_writable()

@@ -40,8 +40,8 @@ from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.topic import Topic
 
 SWEEP_MS: Final = 5000
-SWEEP_TOPICS: Final = 100  # topics that one iteration sweeps, which takes a few milliseconds
-BEGIN_TOPICS: Final = 2000  # topics that one iteration plans at startup
+SWEEP_TOPICS: Final = 100  # number of topics that one iteration sweeps, in a few milliseconds
+BEGIN_TOPICS: Final = 2000  # number of topics that one iteration plans at startup
 WAKE_MAX_S: Final = 60.0  # longest sleep; bounded because the wall clock may be set
 
 

@@ -108,7 +108,7 @@ class FeedTable:
         self._by_topic.setdefault(feed.topic.id, {})[feed] = None
 
     def remove(self, feed: Feed) -> bool:
-        """Remove a feed. Return False if it was already removed."""
+        """Remove a feed. Return False if it has already been removed."""
         if self.find(feed.session, feed.number) is not feed:
             return False
         of_session, of_topic = self._by_session[feed.session], self._by_topic[feed.topic.id]
@@ -151,8 +151,8 @@ class Feeds(Service):
         # regardless of the number of commits.
         self._changed: dict[int, None] = {}  # ids of topics that have feeds and new records
         self._due: dict[Feed, None] = {}  # in the order in which the next iteration serves them
-        # Strong feeds that wait for a sync, because their topic has records that are committed but
-        # not synced.
+        # Strong feeds that are waiting for a sync, because their topic has records that are
+        # committed but not synced.
         self._unsynced: dict[Feed, None] = {}
         self._synced = 0  # LSN up to which the log was synced at the last check
 
@@ -179,7 +179,7 @@ class Feeds(Service):
     def on_due(self) -> None:
         """Send due pages up to the cost limit.
 
-        The remaining feeds are served first in the next iteration.
+        The next iteration begins with the remaining feeds.
         """
         # First find all feeds with work: strong feeds after a sync, and feeds of topics with new
         # records.

@@ -116,7 +116,7 @@ class GroupCommit:
 
     @property
     def oldest(self) -> tuple[int, ...]:
-        """Serials of the oldest changes that wait for a write and for a sync.
+        """Serial numbers of the oldest changes that are waiting for a write and for a sync.
 
         If they do not change between two checks, the log makes no progress.
         """

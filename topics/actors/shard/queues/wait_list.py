@@ -35,7 +35,7 @@ from topics.storage.wal.log_progress import LogProgress
 class Claimer:
     """Base class of both kinds of claimers.
 
-    ``lease_ms``: None selects the queue's setting at the time of the lease. ``capacity``: the
+    ``lease_ms``: None selects the queue's setting when the jobs are leased. ``capacity``: the
     number of jobs that the claimer accepts now. A claimer with capacity 0 leaves the wait list.
     """
 

@@ -191,7 +191,7 @@ class RouterSource:
         return taken
 
     def drop_hops(self) -> None:
-        """Drop the hops of records that every router has handled.
+        """Drop the hop counts of records that every router has handled.
 
         With many routers this is expensive, so it is done only when all routers are idle or the
         table is large.

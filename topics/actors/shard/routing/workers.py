@@ -162,18 +162,18 @@ class RouterWorkers(Service):
         return self._sources.setdefault(topic.id, RouterSource(topic))
 
     def _load_hops(self, source: RouterSource, cursor: int) -> None:
-        """Read the hops of the copies in the source after ``cursor``, at which a router begins.
+        """Read the hop counts of copies in the source after ``cursor``, at which a router begins.
 
-        Only the frames of copies in the log contain hops.
+        Only the frames of copies in the log contain hop counts.
         """
         topic, wal, noted = source.topic, self._context.wal, source.hops
-        # There is nothing to read if no router writes to the source, or if the hops after
+        # There is nothing to read if no router writes to the source, or if the hop counts after
         # ``cursor`` are already known.
         if topic.derivations is None or cursor >= source.hops_from:
             return
-        # Build the table again from the earlier cursor. Keep the known hops, and read the others
-        # from frames that are still in the log. Sealed copies whose hops are unknown count as
-        # records of clients (`decisions/0027`).
+        # Build the table again from the earlier cursor. Keep the known hop counts, and read the
+        # others from frames that are still in the log. Sealed copies whose hop counts are unknown
+        # are treated as records appended by clients (`decisions/0027`).
         source.hops, source.hops_from = Hops(), cursor
         for entry in topic.index.from_seq(cursor + 1):
             hop = noted.at(entry.first_seq)[0]
@@ -487,7 +487,7 @@ class RouterWorkers(Service):
             # Rounds that ran without a pause, because no client was writing, do not extend the
             # pause.
             self._free_at = min(unused_from + round_s, now) + pause_s
-        # Sources that waited until a shard accepts messages may send again.
+        # Sources that were waiting for capacity of a shard may send again.
         self._due.update(self._blocked)
         self._blocked.clear()
         if isinstance(answer, TopicsError):
@@ -583,7 +583,7 @@ class RouterWorkers(Service):
 
 
 def _note_hops(source: RouterSource, change: Append | Advance) -> None:
-    """Store the hops of new copies, if the source is itself the dest of a router."""
+    """Store the hop counts of new copies, if the source is itself the dest of a router."""
     if isinstance(change, Forward):
         source.hops.note(change.first_seq, change.last_seq, change.hop)
     elif isinstance(change, Advance) and change.skipped is not None:
