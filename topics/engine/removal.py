@@ -254,7 +254,7 @@ def delete_runs(
 ) -> None:
     """Delete runs of seqs, which are in ascending order.
 
-    ``are_finished``: the seqs are jobs whose states were already removed.
+    ``are_finished``: the seqs are jobs whose states have already been removed.
     """
     if topic.jobs is not None and not are_finished:
         runs = tuple(runs)

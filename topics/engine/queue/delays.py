@@ -1,4 +1,4 @@
-"""Delays: the times before which jobs that were never delivered must not be delivered (§2).
+"""Delays: the earliest delivery times of jobs that have never been delivered (§2).
 
 The rows are in ascending order of seqs. They are stored as columns in blocks of up to `BLOCK_ROWS`
 rows. A row takes 24 bytes, and a run of seqs is removed in one step.

@@ -2,8 +2,8 @@
 themselves are not part of it.
 
     rows           by seq: jobs that are leased, claimable again, or being moved to a dead-letter
-                   topic; according to the log, the other jobs were never delivered
-    delays         by seq: earliest delivery time of a job that was never delivered (wall ms)
+                   topic; according to the log, the other jobs have never been delivered
+    delays         by seq: earliest delivery time of a job that has never been delivered (wall ms)
     dead_lettered  the number of jobs moved to a dead-letter topic
 
 Startup loads the ledger from a checkpoint (`unpack`) and applies the frames of the log to it. Then
