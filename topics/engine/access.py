@@ -156,8 +156,8 @@ class Access:
         return found
 
     def current(self, principal: Principal) -> Principal | None:
-        """Return the current permissions of a key that was authenticated earlier, or None if it was
-        removed.
+        """Return the current permissions of a key that was authenticated earlier, or None if the
+        key has been removed.
 
         Do not use this for tokens from clients, because the lookup does not take constant time.
         """

@@ -6,9 +6,10 @@ used it, for the duration of the topic's window. The keys of copies are kept lon
 
 The window is a list of generations. A generation is a dict of digests and columns of the other
 values, ordered by time. A new generation begins after a quarter of the window, or after
-`GENERATION_KEYS` keys. The oldest generation is dropped completely when all of its keys have
+`GENERATION_KEYS` keys. The oldest generation is dropped as a unit when all of its keys have
 expired. One step drops at most one generation, so its duration is bounded even if more keys expire
-together. A key takes 100 to 140 bytes, and none of its values is tracked by the garbage collector.
+at the same time. A key takes 100 to 140 bytes, and none of its values is tracked by the garbage
+collector.
 
 Two keys with the same digest would be treated as the same key. With 128 bits, this is less likely
 than corrupt data that no checksum detects. A client that searches for such a pair needs about
@@ -32,14 +33,14 @@ _BEFORE_ALL_MS = -(1 << 63)
 
 
 class DedupeEntry(NamedTuple):
-    """The write that has used a key."""
+    """The write that used a key."""
 
     first_seq: int
     record_count: int
 
 
 class KeyRow(NamedTuple):
-    """A key of the window. ``at_ms`` is on the monotonic clock."""
+    """A key in the window. ``at_ms`` is the time of its write on the monotonic clock."""
 
     digest: bytes
     first_seq: int
@@ -71,11 +72,11 @@ class DedupeWindow:
         self.moved: MovedKeys | None = None
 
     def __len__(self) -> int:
-        """Return the number of keys in memory, including expired keys that are not dropped yet."""
+        """Return the number of keys in memory, including expired keys not dropped yet."""
         return sum(len(generation.rows) for generation in self._generations)
 
     def find(self, key: str, now_ms: int, window_ms: int, from_seq: int = 0) -> DedupeEntry | None:
-        """Return the write that has used a key, or None.
+        """Return the write that used a key, or None.
 
         The write must be younger than ``window_ms`` and its first seq at least ``from_seq``.
         Neither bound applies to the key of a copy.

@@ -15,7 +15,7 @@ from topics.engine.now import Now
 from topics.engine.topic import Topic
 
 FUTURE_MIN_MS: Final = 3_600_000  # tolerates clock drift and a time zone that is wrong by an hour
-SWEEP_TOPICS: Final = 1024  # topics per call of `sweep`, which take a tenth of a millisecond
+SWEEP_TOPICS: Final = 1024  # number of topics that `sweep` checks in a tenth of a millisecond
 
 
 class FutureTimestamps:

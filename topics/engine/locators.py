@@ -1,4 +1,4 @@
-"""Locators: 64-bit unsigned integers by which the index of a topic finds records in the store.
+"""Locators: 64-bit unsigned integers with which a topic's index refers to records in the store.
 
     kind     bits 63, 62   the other bits              what it refers to
     LOG      0, 0          LSN                         an APPEND frame of the log

@@ -71,7 +71,7 @@ class MovedKeys:
     def add(self, key: str, copy_seq: int) -> None:
         """Store the key of a copy. Copies must be added in the order of their seqs.
 
-        A copy that was already added is ignored.
+        A copy that has already been added is ignored.
         """
         source, seq = _split(key)
         found = self._sources.pop(source) if source in self._sources else (array("Q"), array("Q"))

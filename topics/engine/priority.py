@@ -1,14 +1,14 @@
 """Priority: the order of topics while the server is overloaded (§0.10, §11).
 
-The effective priority of a topic is its manual priority. If a topic has no manual priority, it
-depends on the time of the last read:
+The effective priority of a topic is its manual priority, if it has one. Otherwise the effective
+priority depends on the time since the last read:
 
     age of the last read   0    30 s   60 s   90 s   ...   4 min 28 s   later, never
     effective priority     500  250    125    62           1            0
 
-Effective priorities are grouped into bands, and the highest band is served first. The bands that
-have waiting work share the capacity by weight, 16:8:4:2:1, so that none of them starves. If only
-one band has waiting work, it gets all of the capacity:
+Effective priorities are grouped into bands. The bands that have waiting work share the capacity by
+weight, 16:8:4:2:1 from the highest band to the lowest, so that none of them starves. If only one
+band has waiting work, it gets all of the capacity. The bands are:
 
     band   effective priority   usually
     4      750 to 1000          manual
@@ -30,7 +30,7 @@ RECENT: Final = 500  # priority of a topic immediately after a read
 HALF_LIFE_MS: Final = 30_000
 
 TOP_BAND: Final = 4
-NEW_BAND: Final = 1  # band of a topic that has no manual priority and was never read
+NEW_BAND: Final = 1  # band of a topic that has no manual priority and has never been read
 _LOWEST_OF_BAND: Final = (0, 1, 250, 750)  # lowest priority of each band from 1 on
 BANDS: Final = len(_LOWEST_OF_BAND) + 1
 assert BANDS == TOP_BAND + 1

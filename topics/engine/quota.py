@@ -1,7 +1,7 @@
-"""Quota: the share of one shard in the server-wide caps (§11).
+"""Quota: one shard's share of the server-wide caps (§11).
 
-    SharedCap    one cap of all shards; this shard takes and releases its share of it
-    ByteQuota    the bytes of topics under such a cap
+    SharedCap    a cap that all shards share; this shard takes and releases its share of it
+    ByteQuota    the amount that each topic of this shard is charged under the byte cap
 
 Each topic is charged for its bytes (``Topic.charge``), and the shard holds the sum of its charges.
 
@@ -114,7 +114,7 @@ class ByteQuota:
     def take(self, topic: Topic, size: int) -> None:
         """Charge the topic for a write of ``size`` bytes that is decided now.
 
-        Raise the errors of `SharedCap.take`; in this case nothing has changed.
+        Raise the errors of `SharedCap.take`; in that case nothing has changed.
         """
         charge = topic.charge
         # The reserved part of the charge was taken for this write.
@@ -149,9 +149,9 @@ class ByteQuota:
             self.recharge(topic)
 
     def recharge(self, topic: Topic, written: int = 0) -> None:
-        """Update the charge after a change was committed or undone, or records were removed.
+        """Update the charge after a change has been committed or undone, or records were removed.
 
-        ``written`` is the size of the write that was committed.
+        ``written`` is the size of the write that has been committed.
         """
         charge, size = topic.charge, topic.bytes + topic.pending_bytes
         config = topic.config
@@ -166,7 +166,7 @@ class ByteQuota:
                 topic.charge = size
 
     def release(self, topic: Topic) -> None:
-        """Release the complete charge of a topic that was removed permanently."""
+        """Release the entire charge of a topic that has been removed permanently."""
         self._reserved.pop(topic.id, None)
         if topic.charge:
             self.cap.release(topic.charge)

@@ -1,7 +1,7 @@
 """Difference read (§3): the records after a cursor, and the position of the cursor afterwards.
 
 A read walks the entries of the topic's index from the cursor on. If the reader gets every record of
-an entry unchanged, the whole entry is one slice of rendered bytes. From other entries the read
+an entry unchanged, the entire entry is one slice of rendered bytes. From other entries the read
 selects records, and omits the fields that were not requested.
 
 Losses between the cursor and the end of the page are reported by a tombstone. A page has at most

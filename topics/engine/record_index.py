@@ -8,7 +8,7 @@ extent.
     sizes       u32   rendered bytes of the live records; 0 if no record is live
     ts          i64   `$ts` of the first record
 
-The columns are arrays, so an entry costs 32 bytes and no Python object.
+The columns are arrays, so an entry takes 32 bytes and needs no Python object.
 
 A sparse dict counts the removed records of the entries that also have live records. Such records
 were deleted, or the topic begins above them. The index only stores their number. The delete flags

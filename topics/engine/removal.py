@@ -254,7 +254,7 @@ def delete_runs(
 ) -> None:
     """Delete runs of seqs, which are in ascending order.
 
-    ``are_finished``: the seqs are jobs whose states were already removed.
+    ``are_finished``: the seqs are jobs whose states have already been removed.
     """
     if topic.jobs is not None and not are_finished:
         runs = tuple(runs)
@@ -265,7 +265,7 @@ def delete_runs(
     chunks: list[IndexRun] = []
     entry_first = entry_end = 0
     for first, length in runs:
-        # Seqs below `start_seq` are removed already.
+        # Seqs below `start_seq` have already been removed.
         seq, end = max(first, start_seq), first + length
         # Most runs are in the entry of the previous run, because deletes often contain many short
         # runs of one entry.
@@ -313,7 +313,7 @@ def _delete_in_entry(topic: Topic, at: int, chunks: list[IndexRun], store: Store
         for start, stop in live:
             count += stop - start
             size += ends[stop - 1] - (ends[start - 1] if start else 0)
-    # If all of these records were deleted before, nothing is written, so that a repeated delete
+    # If all of these records had already been deleted, nothing is written, so a repeated delete
     # costs nothing.
     if count:
         store.flag_deleted(locator, total, live, size)

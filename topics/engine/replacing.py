@@ -1,5 +1,5 @@
 """Replaced entries: extents of a new segment replace the index entries whose records they contain.
-These entries are writes that were sealed, or extents that were merged.
+These entries are writes that have been sealed, or extents that have been merged.
 
 An entry may be split over several extents, and an extent may contain many entries. Seqs of a
 replaced entry that are in no new extent were not live when the extents were written. Entries of

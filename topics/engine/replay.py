@@ -5,10 +5,10 @@
     replay of each frame               the log               changes/*.py
     decide                             end of the replay     changes/start.py
 
-Without a checkpoint, the replay begins with the first frame that was ever written. With a
-checkpoint, some frames are replayed over a state that is newer than they are. ``checkpointed``
-marks a frame below the LSN of the checkpoint. Such a frame may repeat known changes, or refer to a
-topic that was deleted since. Every other frame must fit the state before it. Otherwise
+If there is no checkpoint, the replay begins with the first frame that was ever written. If there is
+one, some frames are replayed over a state that is newer than they are. ``checkpointed`` marks a
+frame below the LSN of the checkpoint. Such a frame may repeat known changes, or refer to a topic
+that has since been deleted. Every other frame must fit the state before it. Otherwise
 `StateMismatch` is raised.
 """
 
@@ -115,7 +115,7 @@ class Replay:
         return topic_id in self._heads and header.lsn >= self._lsns.get(topic_id, self._lsn)
 
     def topic_of(self, header: FrameHeader, checkpointed: bool) -> Topic | None:
-        """Return the topic of a frame, or None if the topic was deleted since. Raise
+        """Return the topic of a frame, or None if the topic has since been deleted. Raise
         `StateMismatch` if the topic is unknown and the frame is not ``checkpointed``.
         """
         topic = self.table.by_id.get(header.topic_id)

@@ -47,8 +47,8 @@ def apply_caps(topic: Topic, store: Store) -> None:
     over_count, over_bytes = _over(topic, topic.committed)
     if over_count <= 0 and over_bytes <= 0:
         return
-    # A replay does not have the records in memory, so it would remove fewer records. In this case
-    # the new floor is logged.
+    # If the topic has records in memory, a replay would remove fewer records, because it does not
+    # have them. In that case the new floor is logged.
     is_unknown_to_log = topic.resident and topic.start_seq <= topic.logged_seq
     last = cut_to(topic, _cut_point(topic, over_count, over_bytes, store), store)
     topic.cap_floor = max(topic.cap_floor, last + 1)

@@ -1,13 +1,13 @@
-"""Selection: the live records of a topic below a seq, or only the ones with a matching tag, oldest
-first.
+"""Selection: the live records of a topic below a seq, or only those with a matching tag, from the
+oldest to the newest.
 
     search: the seqs of the next slice --> found --> take: the seqs that are still live
                                              '-----> count_slice: only their number
 
 Finding one slice takes a few milliseconds, regardless of the number of matching records. So a
 caller that lets other work run between two slices never blocks its shard. Each record is taken
-once. A record is skipped if it is removed from the topic before it is taken, or if it cannot be
-determined whether it is live.
+once. A record is skipped if it is removed from the topic before it is taken, or if its delete flag
+cannot be read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shard engine: the topics of one shard, and the operations that all changes of them share.
+"""Shard engine: the topics of one shard, and the operations that all of their changes share.
 
 The engine reads no clock and does no I/O: the current time is an argument, and the required effects
 are returned as values.
@@ -7,8 +7,8 @@ are returned as values.
                                                                   '->  undo, if that failed
 
 Each kind of change has a module in ``changes/`` that decides it. Changes of a topic are committed
-in the order of their decisions. If the log fails, every change that is not committed is undone, the
-last one first.
+in the order of their decisions. If the log fails, all changes that have not been committed are
+undone, from the newest to the oldest.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from topics.engine.topic import Topic
 from topics.engine.topic_table import TopicTable
 from topics.errors import NotAQueue, TopicNotFound
 
-SWEEP_TOPICS = 1024  # topics per call of `sweep_keys`, which take half a millisecond
-SWEEP_KEYS = 1 << 17  # keys per call of `sweep_keys`, which take some milliseconds
+SWEEP_TOPICS = 1024  # maximum number of topics that `sweep_keys` checks, in half a millisecond
+SWEEP_KEYS = 1 << 17  # number of keys at which `sweep_keys` ends, after a few milliseconds
 
 
 class ShardEngine:
@@ -72,7 +72,7 @@ class ShardEngine:
     # Idempotency keys
 
     def sweep_keys(self, now: Now) -> list[Topic]:
-        """Drop expired idempotency keys of the next topics, and return the topics that lost keys.
+        """Drop expired idempotency keys from the next topics. Return the topics that lost keys.
 
         A call checks at most `SWEEP_TOPICS` topics and stops soon after it has dropped `SWEEP_KEYS`
         keys. Successive calls visit all topics in a cycle.
@@ -116,7 +116,7 @@ class ShardEngine:
     def undo(self, change: Change) -> None:
         """Roll back a change whose frames could not be written, as if it had never been requested.
 
-        The caller undoes all pending changes, the last one first.
+        The caller undoes all pending changes, from the newest to the oldest.
         """
         change.undo(self.table)
         self.recharge(change.topic)

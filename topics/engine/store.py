@@ -63,11 +63,11 @@ class DeleteFlagTable(dict[int, bytes | bytearray]):
     __slots__ = ()
 
     def flag(self, locator: int, count: int, runs: Sequence[IndexRun]) -> None:
-        """Flag records as deleted, as `Store.flag_deleted` does."""
+        """Flag records as deleted, in the same way as `Store.flag_deleted`."""
         flags = self.get(locator)
         if flags is None:
             if count == 1:
-                # All writes of one record share this object, and most writes have one record.
+                # All writes that contain a single record share this object. Most writes do.
                 self[locator] = b"\1"
                 return
             flags = self[locator] = bytearray(count)

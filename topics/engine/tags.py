@@ -2,10 +2,10 @@
 memory. It is dropped completely when the file is sealed.
 
 Tags are JSON strings. The index is a list of blocks of 4,096 tags each. A block is a dict from
-tag to seqs. When a block is full, its tags are sorted once. This is the longest step of an append,
-because there is no single table that must grow, and blocks are never merged. A lookup of a tag
-checks the dict of each block, and a lookup of a prefix bisects the sorted tags of each block. A
-million tags are 250 blocks, which take about a millisecond.
+tag to seqs. When a block is full, its tags are sorted once. No other step of an append takes
+longer: there is no single table that must grow, and blocks are never merged. A lookup of a tag
+checks the dict of each block, and a lookup of a prefix bisects the sorted tags of each block. With
+a million tags, which fill 250 blocks, a lookup takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TagIndex:
         self.first_seq = 0  # extents contain the tags of earlier records
         self.last_seq = 0
         self._open: Block = {}
-        # Full blocks, each with its sorted tags. Some of these tags may have been removed from the
-        # dict since.
+        # Full blocks, each with its sorted tags. Some of these tags may since have been removed
+        # from the dict.
         self._full: list[tuple[Block, PackedTexts]] = []
         self._ends = array("Q")  # last seq of each full block
 
@@ -71,7 +71,7 @@ class TagIndex:
         return seqs, cost
 
     def remove(self, match: TagMatch, first: int, stop: int) -> None:
-        """Remove the matching records from ``first`` to ``stop`` (exclusive), which were
+        """Remove the matching records from ``first`` to ``stop`` (exclusive), which have been
         deleted.
         """
         for block, tag in list(self._matching(match, first, stop)):

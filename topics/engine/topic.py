@@ -116,16 +116,16 @@ class Topic:
         # The same, including reservations that are not durable yet.
         self.reserving_seq = reserved_seq
 
-        # Number of changes that were decided, but neither committed nor undone.
+        # Number of changes that have been decided, but neither committed nor undone.
         self.pending = 0
         self.pending_sync = 0  # number of pending changes that wait for a sync
         self.pending_bytes = 0  # bytes of the records of pending changes
         self.pending_skipped = 0  # number of seqs that pending changes skip
         self.pending_keys = _NO_PENDING_KEYS  # by idempotency key: the `Append` that uses it
 
-        self.charge = 0  # bytes that the topic is charged for, see `engine.quota`
-        # Functions that are called with each committed change, for feeds, long polls, routers and
-        # so on.
+        self.charge = 0  # number of bytes for which the topic is charged, see `engine.quota`
+        # Functions that are called with each committed change, such as those of feeds, long polls
+        # and routers.
         self.followers: tuple[Callable[[Any], object], ...] = ()
 
     # Queries
@@ -198,7 +198,7 @@ class Topic:
     def release_seqs(self, first_seq: int) -> None:
         """Release the seqs of a failed write that begins at ``first_seq``. No reader has seen them.
 
-        The caller undoes the last write first, so no later write may be pending.
+        Writes are undone from the newest to the oldest, so no later write may be pending.
         """
         self.next_seq = first_seq
         self.resident = tuple(

@@ -114,7 +114,7 @@ class TopicTable:
         """Add a new topic, and count it against the server-wide topic cap.
 
         ``has_slot``: another shard has already reserved the slot for this topic. Raise the errors
-        of `SharedCap.take`; in this case the topic is not added.
+        of `SharedCap.take`; in that case the topic is not added.
         """
         if self.topic_cap is not None:
             if has_slot:
@@ -129,15 +129,15 @@ class TopicTable:
         self.release_caps(topic)
 
     def release_caps(self, topic: Topic) -> None:
-        """Release the slot and the bytes of a topic that was removed permanently."""
+        """Release the slot and the bytes of a topic that has been removed permanently."""
         if self.topic_cap is not None:
             self.topic_cap.release()
         if self.byte_quota is not None:
             self.byte_quota.release(topic)
 
     def release_reserved_bytes(self, topic: Topic) -> None:
-        """Release the bytes held for the first append of the topic, because the append was decided
-        or dropped.
+        """Release the bytes held for the first append of the topic, because the append has been
+        decided or dropped.
         """
         if self.byte_quota is not None:
             self.byte_quota.release_reserved(topic)

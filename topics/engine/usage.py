@@ -23,22 +23,22 @@ from topics.engine.queue.timer_queue import NEVER
 from topics.engine.topic import Topic
 
 CLASSES: Final = {name: at for at, name in enumerate(("fsync", "disk", "memory", "ephemeral"))}
-STEP_TOPICS: Final = 512  # topics per step, which take less than a millisecond
+STEP_TOPICS: Final = 512  # number of topics per step, which takes less than a millisecond
 STALE_MIN: Final = 1024  # a heap with fewer stale times is not rebuilt
 
 
 class UsageSums(NamedTuple):
-    """The sums over all topics. ``by_class`` has the number of topics of each class, as in
-    `CLASSES`.
+    """The sums over all topics. ``by_class`` contains the number of topics of each class, in the
+    order of `CLASSES`.
     """
 
     by_class: tuple[int, ...]
     queues: int
     records: int
     bytes: int
-    keys: int  # idempotency keys
+    keys: int  # number of idempotency keys
     leases: int
-    delayed: int  # jobs
+    delayed: int  # number of delayed jobs
 
 
 Counted: TypeAlias = tuple[int, int, int, int, int, int, int]

@@ -421,7 +421,7 @@ def test_closing_a_session_fails_its_pending_calls_before_the_listeners_run(pair
     pair.caller.on_closed(lambda session: call.outcomes.append("closed"))
     pair.caller.close()
     assert list(map(str, call.outcomes)) == [
-        "the link session with shard-0 closed, call 101 was pending",
+        "the link session with shard-0 closed while call 101 was pending",
         "closed",
     ]
 

@@ -101,7 +101,7 @@ REPLAYING = (0, "recovering")
         ((REPLAYING,), "the log is being replayed", None),
         ((REPLAYING, (1, "stalled")), "shard 1 does not respond", "stalled"),
         ((REPLAYING, (2, "damaged"), (3, "stalled")), "shard 2 has damaged data", "damaged"),
-        (((4, "disk_stalled"),), "shard 4 waits for its disk", "disk_stalled"),
+        (((4, "disk_stalled"),), "shard 4 is waiting for its disk", "disk_stalled"),
         (
             (REPLAYING, (1, "permission_denied")),
             "shard 1 cannot start: permission to open its files denied",

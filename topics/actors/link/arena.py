@@ -19,8 +19,9 @@ session must not write to these blocks, and must not wait for their release eith
 after the next session waits for their release. So a producer must send or free each block, and a
 consumer must release it, even after the session has ended.
 
-A block can grow while it is filled. It grows in place if the pages after it are free. Otherwise it
-moves, one slice at a time. So a body uses memory in proportion to the bytes that were received.
+A block can grow while it is being filled. It grows in place if the pages after it are free.
+Otherwise it moves, one slice at a time. So the memory that a body uses is proportional to the
+number of bytes received.
 
 The system allocates pages when they are first touched. After a large block is freed, each ``trim``
 returns some of its pages to the system. The other pages of the block stay allocated until they are
@@ -43,8 +44,8 @@ MAP_NORESERVE: Final = 0x4000
 LARGE_PAGES: Final = (4 << 20) // PAGE_BYTES
 # Maximum number of pages that one `trim` returns. Returning them takes about a millisecond.
 TRIM_PAGES: Final = (2 << 20) // PAGE_BYTES
-# Bytes of a moving block that one step copies. A step takes about a millisecond, mostly to allocate
-# new pages.
+# Number of bytes that one step copies when a block moves. A step takes about a millisecond, mostly
+# to allocate new pages.
 SLICE_BYTES: Final = 1 << 20
 
 
@@ -79,7 +80,7 @@ def pages_of(length: int) -> int:
 
 
 class BlockFiller(Protocol):
-    """The code that fills a block. It can be aborted, so that other requests get the space."""
+    """The code that fills a block. It can be aborted to free the space for other requests."""
 
     def turnover_s(self, now: float) -> float:
         """Return how many seconds it takes to receive the held bytes at the recent rate."""
@@ -99,7 +100,7 @@ class ArenaBlock:
     def __init__(
         self, writer: ArenaWriter, session: int, offset: int, length: int, view: memoryview
     ) -> None:
-        self.writer: ArenaWriter | None = writer  # None after it was sent or freed
+        self.writer: ArenaWriter | None = writer  # None once the block is sent or freed
         self.session = session
         self.offset = offset
         self.length = length
@@ -131,7 +132,7 @@ class ArenaBlock:
         return self.writer.grow(self, length, keep)
 
     def free(self) -> None:
-        """Free the memory without sending it. Do nothing if the block was already sent or freed."""
+        """Free the memory without sending it. Do nothing if it has already been sent or freed."""
         if (writer := self.writer) is not None:
             self.writer = None
             writer.free(self)
@@ -246,7 +247,8 @@ class ArenaWriter:
     def mark_sent(self, block: ArenaBlock) -> None:
         """Mark the block as sent. Afterwards only a RELEASE message from the consumer frees it.
 
-        Raises ValueError for a block that was sent or freed before, or belongs to another arena.
+        Raises ValueError for a block that has already been sent or freed, or that belongs to
+        another arena.
         """
         assert block.session == self.session, "a block is sent in the session of its reservation"
         if block.writer is not self:
@@ -318,7 +320,7 @@ _Held: TypeAlias = tuple[memoryview, int, int]  # view, offset, length
 
 
 class ArenaReader:
-    """The consumer's end: the blocks that were received and are not released yet.
+    """The consumer's end: the blocks that have been received but not yet released.
 
     Code that may hold a block for a long time registers a callback with `on_reclaim`. The callback
     is called when a new session waits for the half that contains the block.
@@ -381,7 +383,7 @@ class ArenaReader:
         """Release a block that is no longer read.
 
         Return its offset and length for the RELEASE message. Return None if its session has ended
-        or the block was already released.
+        or the block has already been released.
         """
         half = self.session & 1
         self._on_reclaim.pop(id(view), None)
@@ -410,8 +412,8 @@ class PageAllocator:
     def __init__(self, count: int) -> None:
         self.count = count
         self.used = 0
-        # First page that was never allocated. The arena lowers it after it has returned pages to
-        # the system.
+        # The first page that has never been allocated. The arena lowers it after it has returned
+        # pages to the system.
         self.high_water = 0
         self._holes: list[tuple[int, int]] = [(0, count)] if count else []  # (first page, pages)
         self._rows: dict[int, int] = {}  # first page -> pages

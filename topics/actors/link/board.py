@@ -1,26 +1,27 @@
 """Board: shared memory with the state of every process.
 
 The supervisor and all its children map it. Every field is an 8-byte aligned u64 cell that is
-changed by a single store, and has one writer at a time (in brackets). The sections follow one
-another in this order. Each begins at a multiple of 64 bytes (a line):
+changed by a single store, and has one writer at a time. The table lists the sections in the order
+in which they are stored, with the writer of each field in brackets. Each section begins at a
+multiple of 64 bytes (a line):
 
     section              cell  meaning
     server               0     draining: 1 while the server shuts down [supervisor]
-                         1     keys_reload_failed: number of refused reloads of keys [supervisor]
+                         1     keys_reload_failed: number of rejected key reloads [supervisor]
                          2     started_monotonic_ms: CLOCK_MONOTONIC at server startup [supervisor]
-    sessions             n     session number of pair n of processes, from 1 [supervisor]
+    sessions             n     session number of process pair n, from 1 [supervisor]
     process p            0     state: FrontState or ShardState [p; the supervisor once it has
     (259 lines each,           reaped p]
     the front first)     1     heartbeat_ms: CLOCK_MONOTONIC [p]
                          2     pid [supervisor]
-                         3     spawns: how often p was forked [supervisor]
-                         4     progress_ppm: of the replay, in parts per million [shard p]
+                         3     spawns: number of times that p has been forked [supervisor]
+                         4     progress_ppm: progress of the replay in parts per million [shard p]
                          5     topics: number of topics of shard p [shard p]
-                         6     disk_silent_ms: how long writes have waited for the disk [shard p]
+                         6     disk_silent_ms: time that writes have waited for the disk [shard p]
                          7     delay_ms: how long a new message will wait [shard p]
-                         8     start_failure: StartFailure of the last start [shard p]
+                         8     start_failure: StartFailure of the last startup [shard p]
                          16    counters, 2048 cells, see `topics.actors.link.counters` [p]
-                         2064  usage of limits, 8 cells, see `topics.actors.link.ledger` [shard p]
+                         2064  limit usage, 8 cells, see `topics.actors.link.ledger` [shard p]
     heads of shard i     two cells for each slot, see `topics.actors.link.heads` [shard i]
     (16 lines each)
 
@@ -144,7 +145,7 @@ class FrontCells(ProcessCells):
 
 
 class ShardCells(ProcessCells):
-    """The cells of a shard, which add the replay progress, the delays and the limits."""
+    """The cells of a shard: those of every process, plus its replay progress, delays and limits."""
 
     __slots__ = ()
 
@@ -155,7 +156,7 @@ class ShardCells(ProcessCells):
     disk_silent_ms = _Cell(6)
     """How long the log or a streamed append has waited for the disk without progress, in ms."""
     delay_ms = _Cell(7)
-    """Expected delay in ms: until a new message is handled, plus the delay of a write in the log.
+    """Expected delay of a new write in ms: its wait for the event loop, plus its wait for the log.
 
     The usual duration of a write and a sync is not included.
     """
@@ -190,9 +191,9 @@ class Board:
     """
 
     keys_reload_failed = _Cell(1)
-    """Number of refused reloads of the keys since the server started."""
+    """Number of key reloads that have been rejected since the server started."""
     started_monotonic_ms = _Cell(2)
-    """CLOCK_MONOTONIC at the start of the server, in ms."""
+    """CLOCK_MONOTONIC at server startup, in ms."""
 
     def __init__(self, shards: int) -> None:
         """Create a board with every state DOWN and every session number 1."""

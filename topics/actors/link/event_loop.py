@@ -4,10 +4,10 @@
         watched descriptors are ready --> call their functions, then return to trio
         otherwise --> return to trio, which handles its own descriptors and timers
 
-Each time a task waits for a descriptor, it costs an `epoll_ctl` call and several scheduler steps.
-A watched descriptor stays in the epoll, level-triggered. With a watched descriptor, a message
-between two processes takes 3.7 us of CPU instead of 8.5 us, and half of the latency. Trio queries
-the clock of its run for the time that it may sleep, so the loop is implemented as that clock. While
+Each wait of a task for a descriptor costs an `epoll_ctl` call and several scheduler steps. A
+watched descriptor stays in the epoll, level-triggered. With watched descriptors, a message between
+two processes takes 3.7 us of CPU time instead of 8.5 us, and half the latency. Before trio sleeps,
+it queries its clock for the permitted duration. So the loop is implemented as that clock. While
 trio has tasks to run, it does not query the clock, and each pass polls in `before_io_wait`. Under
 any other clock, as in tests, a system task waits for the epoll.
 
@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, Protocol, TypeVarTuple
 
 import trio
-from trio._core import _run as trio_run  # for the descriptor of its epoll, which has no public API
+from trio._core import _run as trio_run  # there is no public API for trio's epoll descriptor
 
 Args = TypeVarTuple("Args")
 Ready = Callable[[int], object]  # the argument is the epoll event mask

@@ -1,8 +1,8 @@
 """Memory fences: order the loads and stores of two processes on shared memory.
 
-Python has no memory model. One element of a view cast to "Q" is one aligned 8-byte load or store.
-The order of these accesses is defined only by the fences of this module. ``load_fences`` is the
-only code that depends on the machine (`decisions/0001`). A server must not start on a machine
+Python has no memory model. An access to one element of a view cast to "Q" is one aligned 8-byte
+load or store. Only the fences in this module define the order of such accesses. ``load_fences`` is
+the only code that depends on the machine (`decisions/0001`). A server must not start on a machine
 without fences, because rings would lose wake-ups.
 """
 
@@ -22,8 +22,8 @@ class Fences:
     """The fences of a machine.
 
     ``with full: pass`` is a full fence: no load or store is reordered across it, in either
-    direction. ``order()`` is the same fence. ``order`` is None on machines such as x86-64, whose
-    only reordering is that of a load before an earlier store.
+    direction. ``order()`` is the same fence. ``order`` is None on machines such as x86-64, where
+    only a load can be reordered, and only before an earlier store.
     """
 
     full: AbstractContextManager[Any]
@@ -46,7 +46,7 @@ def load_fences(machine: str | None = None) -> Fences:
 
 
 class _LibraryFence:
-    """A sequentially consistent fence of C11, called in a shared library through ctypes."""
+    """A sequentially consistent C11 fence in a shared library, called through ctypes."""
 
     def __init__(self, library: str) -> None:
         try:

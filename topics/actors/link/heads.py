@@ -1,8 +1,8 @@
-"""Head slots: shared cells by which the front checks whether a page read ahead is still valid.
+"""Head slots: shared cells with which the front checks whether a page read ahead is still valid.
 
 A shard has `SLOTS` slots of two cells on the board. It assigns a slot to each topic that is read
-ahead. If no slot is free, it reassigns the slot that was assigned first. Only the shard writes to
-the slots:
+ahead. If no slot is free, it reassigns the slot with the oldest assignment. Only the shard writes
+to the slots:
 
     version   grows with every change that can change a page of the topic, except appends, and when
               the slot is reassigned
@@ -10,7 +10,7 @@ the slots:
 
 If a page ends below the head, an append changes nothing in the response except its head. So a page
 is still the current response while its slot has the version at which the page was made. A shard
-advances all versions when it starts. The front's side is `front/data/read_ahead.py`.
+advances all versions when it starts. `front/data/read_ahead.py` implements the front's side.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Key table: the valid API keys, in memory that the supervisor and the front share.
 
-    offset   size  field
-    0        8     generation  of the valid keys; 0: no keys have been published
-    8        8                 not used
-    16       n     half 0      the keys of even generations
-    16 + n   n     half 1      the keys of odd generations
+    offset   size  field       contents
+    0        8     generation  number of the current generation; 0: no keys have been published
+    8        8     -           not used
+    16       n     half 0      the keys, if the generation is even
+    16 + n   n     half 1      the keys, if the generation is odd
 
-    half     size  field
-    0        4     length      of the entries, in bytes
+Each half has this layout:
+
+    offset   size  field       contents
+    0        4     length      number of bytes in entries
     4        -     entries     a MessagePack array of arrays: digest, scopes, prefixes
 
 ``digest``: SHA-256 of the secret, never the secret itself. ``scopes``: the integer value of the
@@ -111,7 +113,7 @@ class KeyReader:
 
 
 def encode(access: Access) -> bytes:
-    """Encode the keys as a half of the table."""
+    """Encode the keys in the format of one half of the table."""
     entries = _encode([(one.digest, one.scopes.value, one.prefixes) for one in access.principals])
     return LENGTH.pack(len(entries)) + entries
 

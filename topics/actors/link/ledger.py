@@ -3,14 +3,14 @@
 A shard stores its counts in its own cells on the board, and sums the cells of all shards. It
 increments its count first and sums afterwards, with a full fence in between. If the sum exceeds the
 cap, it reverts its count. So if two shards race for the last unit, at least one sees the increment
-of the other, and the granted sum never exceeds a cap. A shard that reverted its count retries, at
-most ATTEMPTS times. The last shard that reverts its count finds the unit free when it retries.
+of the other, and the granted sum never exceeds a cap. A shard that has reverted its count retries,
+up to ATTEMPTS times. The last shard that reverts its count finds the unit free when it retries.
 
 The cells of a dead shard keep its usage, because its topics are on the disk. After a restart the
 shard stores the usage that it finds. When a shard reports its usage for the first time since the
-server started, it sets REPORTED to 1. Until then its usage is unknown, and no cap can be checked. A
-shard that is DAMAGED counts with the usage it reported last, or 0. A ledger must never write to the
-cells of another shard.
+server started, it sets REPORTED to 1. Until then its usage is unknown, and no cap can be checked.
+For a shard that is DAMAGED, the usage that it last reported counts, or 0. A ledger must never write
+to the cells of another shard.
 """
 
 from __future__ import annotations

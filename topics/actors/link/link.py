@@ -141,7 +141,7 @@ class Link:
         # With a longer backlog, this end stops reading. Only the second end has this limit. If both
         # ends had it, each could wait for the other (module docstring).
         self._backlog_max = sizes.ring_bytes if end == 1 else sys.maxsize
-        self._timer: LinkTimer | None = None  # set while `run` runs
+        self._timer: LinkTimer | None = None  # set while `run` is running
         # The session that this end has announced in its session fields; 0: no session yet. Data is
         # accepted only while the board and the four fields of the rings agree (`_peer_agrees`).
         self._session = 0
@@ -176,7 +176,7 @@ class Link:
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that were passed to `send` and are not in the ring yet."""
+        """Bytes that have been passed to `send` and are not in the ring yet."""
         return self._queued_bytes + self._unsent_bytes
 
     @property
@@ -252,7 +252,7 @@ class Link:
         return PeerClosed(f"link {self} is not connected")
 
     def send_refusal(self, code: int, message: str, about: int) -> None:
-        """Queue a refusal of the message with id ``about``. Raises PeerClosed as ``send`` does."""
+        """Queue a refusal of the message with id ``about``. Raises PeerClosed, like ``send``."""
         payload = encode(Refusal(int(code), message, about))
         self.send("", payload, flags=ERROR)
 
@@ -293,7 +293,7 @@ class Link:
     def _write_unsent(self) -> None:
         """Write unsent data, half a ring at a time.
 
-        The consumer can copy one half while the other half is filled.
+        The consumer can copy one half while the other half is being filled.
         """
         unsent, write = self._unsent, self.producer.write
         while unsent:
@@ -355,7 +355,7 @@ class Link:
             if writing.number & 1:
                 writing.end_sleep()
             self.run_once(on_open, on_messages, on_close)
-            # Do not request wake-ups for new input while this end does not read.
+            # Do not request wake-ups for new input while this end is not reading.
             if self._unsent_bytes <= self._backlog_max:
                 # `decisions/0001` defines the order: announce the sleep, then a full fence,
                 # then check again. In any other order, a message that arrives in between would
@@ -370,7 +370,7 @@ class Link:
                 os.eventfd_write(self._bell, 1)  # call again after other tasks have run
 
         timer.links.add(self)
-        os.eventfd_write(self._bell, 1)  # for data that is already in the ring
+        os.eventfd_write(self._bell, 1)  # the ring may already contain data
         try:
             await loop.serve(self._bell, ready)
         finally:
@@ -388,7 +388,7 @@ class Link:
             on_open, on_close
         ):
             return
-        # Write first: the peer may wait for this data before it reads more.
+        # Write first: the peer may be waiting for this data before it reads more.
         if self._unsent:
             self._write_unsent()
         # Read only while the own backlog is short, so that replies do not pile up.
@@ -465,7 +465,7 @@ class Link:
         self.producer.announce(session)
         self._consumer.announce(session)
         self._session = session
-        # The peer may wait for the announcement.
+        # The peer may be waiting for the announcement.
         os.eventfd_write(self._peer_bell, 1)
 
     def _is_half_used(self, session: int) -> bool:
@@ -500,7 +500,7 @@ class Link:
         Called by the timer.
         """
         self.flush()
-        # If the doorbell is already rung, this end will run without further action.
+        # If the doorbell has already been rung, this end will run without further action.
         if self._is_asleep and self._has_work() and not _is_rung(self._bell):
             # Count a lost wake-up only within a session. Between two sessions, this end may have
             # waited for the release of arena blocks, which does not ring the doorbell.

@@ -1,4 +1,4 @@
-"""Liveness: measures for how long a process or a disk has shown no sign of life.
+"""Liveness: measures how long a process or a disk has shown no sign of life.
 
 A sign of life is a change of a value, such as a heartbeat. The value is compared with the previous
 value, never with the clock. After the machine or all processes were suspended (Ctrl-Z), every
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-# Heartbeats occur twice a second. A process without a heartbeat for this time has stalled.
+# Heartbeats occur twice a second. A process that has had no heartbeat for this time has stalled.
 STALLED_S: Final = 3.0
 # Reasons in error responses to clients.
 STALLED, DISK_STALLED, DAMAGED = "stalled", "disk_stalled", "damaged"
 DIRECTORY_LOST = "directory_lost"
 DISK_STALLED_S: Final = 10.0  # a busy disk may take seconds for a sync
-STEP_MAX_S: Final = 1.5  # the longest silence that one check adds
+STEP_MAX_S: Final = 1.5  # maximum time that one check adds to the silence
 
 
 class Liveness:

@@ -6,11 +6,11 @@ writer. The data begins at offset 4096.
     offset  field             writer    meaning
     0x040   HEAD              producer  bytes written since the session began; only grows within it
     0x080   TAIL              consumer  bytes read since the session began; only grows within it
-    0x0C0   PRODUCER_SESSION  producer  the session that its fields belong to
-    0x100   CONSUMER_SESSION  consumer  the session that its fields belong to
-    0x140   CONSUMER_SLEEP    consumer  sleep number: odd while it waits for data; grows with every
-                                        change of state
-    0x180   PRODUCER_SLEEP    producer  sleep number: odd while it waits for space
+    0x0C0   PRODUCER_SESSION  producer  the session to which the producer's fields belong
+    0x100   CONSUMER_SESSION  consumer  the session to which the consumer's fields belong
+    0x140   CONSUMER_SLEEP    consumer  sleep number: odd while the consumer waits for data; grows
+                                        with every change of state
+    0x180   PRODUCER_SLEEP    producer  sleep number: odd while the producer waits for space
     0x1000  data              producer  ``size`` bytes, a power of two; byte n of the stream is
                                         at n % size
 
@@ -166,9 +166,9 @@ class RingProducer:
         Return the number of bytes.
         """
         cells, head, size = self._cells, self._head, self._size
-        # Read the tail once, because it changes. A consumer that is in a newer session has reset
-        # the tail to 0. Then the computed space is too small, or even negative, but never too
-        # large.
+        # Read the tail once, because it may change at any time. A consumer that is in a newer
+        # session has reset the tail to 0. In that case the computed space is too small, or even
+        # negative, but never too large.
         length, free = len(data), size - head + cells[TAIL]
         if length > free:
             length = max(0, free)

@@ -1,8 +1,8 @@
 """Tick: the schedule that all periodic checks of a process share (decision 0073).
 
-All checks run at multiples of `TICK_INTERVAL_S` of the process's clock, so they share one wake-up:
-an idle process wakes up twice a second. They also share one timer: one task sleeps and wakes the
-others.
+All checks run when the process's clock reaches a multiple of `TICK_INTERVAL_S`. So they share one
+wake-up, and an idle process wakes up twice a second. They also share one timer: one task sleeps and
+wakes the others.
 """
 
 from __future__ import annotations
@@ -42,4 +42,4 @@ async def wait_tick(seconds: float = 0.0) -> None:
 
 
 _TICK: trio.lowlevel.RunVar[trio.Event | None] = trio.lowlevel.RunVar("topics tick", None)
-"""The event of the next tick, while one task sleeps on behalf of all waiting tasks."""
+"""Set at the next tick by the one task that sleeps for all waiting tasks; None if no task waits."""

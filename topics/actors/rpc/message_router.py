@@ -1,13 +1,16 @@
 """Message router: dispatches messages to handlers, according to ``decisions/0003``.
 
-    message -> policy: reserved 1003, not allowed 1002
-            -> rpc     request: 1002 malformed, 1101 no handler, 2000 handler raised,
-                       1103 no reply in time
-                       reply: completes its call
-               event   not a notification: logged and dropped; a handler that raises: logged,
-                       and the next handler runs
-               custom  the payload is opaque; a handler that raises: logged, and the next
-                       handler runs
+A subject with a reserved prefix is refused with error 1003, and a subject that has no allowed
+prefix with error 1002. Otherwise the kind of the subject determines how a message is handled:
+
+    kind    message         outcome
+    rpc     request         the reply of a handler, or an error: 1101 no handler, 2000 the handler
+                            raised, 1103 no reply in time
+    rpc     reply           completes the call to which it belongs
+    rpc     any other       refused with error 1002
+    event   notification    the handlers run; if one raises, this is logged and the next one runs
+    event   any other       logged and dropped
+    custom  opaque payload  as for a notification
 
 The handlers of a message run sequentially, each after the previous one has finished. Exact matches
 precede prefixes, and longer prefixes precede shorter prefixes. Among equal matches, the session's
@@ -15,7 +18,7 @@ handlers precede the global handlers, and each group is in registration order. T
 handler is the last handler that runs. A subject is resolved once for each session, and later
 messages need one look-up.
 
-The router is generic: it contains no subject of this program.
+The router is generic: it contains none of this program's subjects.
 """
 
 from __future__ import annotations
@@ -85,8 +88,8 @@ def _unmapped(error: RemoteError | PeerClosed) -> Exception:
 class MessageRouterConfig:
     """Settings of a router.
 
-    ``rpc_timeout_ms`` is measured from the time when a request's synchronous handlers have
-    returned.
+    ``rpc_timeout_ms`` is measured from the moment at which the synchronous handlers of a request
+    have returned.
     """
 
     rpc_timeout_ms: int = 30_000
@@ -343,7 +346,7 @@ class MessageRouter(RouteTable):
                 if self._handler_failed(message, error):
                     return
             except BaseException:
-                message.release()  # cancelled: no handler reads it any longer
+                message.release()  # the task was cancelled, so no handler reads the message anymore
                 raise
             waiting = self._run_plain(message, routes)
         if message.rpc is None:

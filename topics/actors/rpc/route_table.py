@@ -66,8 +66,8 @@ class Registration:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Sort key of matches: the highest is first. Exact matches are higher than any prefix, and
-        longer prefixes are higher than shorter prefixes.
+        """Sort key of matches, which run in descending order of this key. Exact matches rank above
+        all prefixes, and longer prefixes rank above shorter prefixes.
         """
         return not self.is_prefix, len(self.pattern)
 

@@ -78,7 +78,7 @@ class Transport(Protocol):
     def release(self, message: Message) -> None:
         """Return the attachment's memory to the peer.
 
-        Do nothing for an inline attachment, or if it was already released.
+        Do nothing for an inline attachment, or if it has already been released.
         """
 
     def on_reclaim(self, view: memoryview, release: Callable[[], object]) -> None:
@@ -121,8 +121,8 @@ class PendingCall(msgspec.Struct, eq=False):
          reply, error, PeerClosed
     WAITING --------------------> OVER  ``then`` is called, once
        |     abandon()
-       +------------------------> OVER  the peer is notified; ``on_late``, if set, gets a late
-                                        reply, which is released
+       +------------------------> OVER  the peer is notified; a late reply is passed to
+                                        ``on_late``, if that is set, and released
     """
 
     cid: int
@@ -130,7 +130,7 @@ class PendingCall(msgspec.Struct, eq=False):
     then: Callable[[Any], None]
     _session: LinkSession | None  # None: the call was refused locally
     is_done: bool = False
-    # Set by the caller if the reply may take long by design, as for a long poll.
+    # Set by the caller if the reply may take a long time by design, as for a long poll.
     is_long_poll: bool = False
     # Called with the reply to an abandoned call. Set if the effects of the call must be undone.
     on_late: Callable[[Reply[Any]], None] | None = None
@@ -221,8 +221,8 @@ class LinkSession:
     def send(self, subject: str, payload: bytes, attachment: Attachment = b"") -> None:
         """Queue any message with a new id.
 
-        Raises PeerClosed, also if the transport serves a newer session: a message of the old
-        session is never sent in the new one.
+        Raises PeerClosed, even if the transport already serves a newer session: a message of the
+        old session is never sent in the new one.
         """
         if self.closed:
             discard(attachment)
@@ -232,9 +232,9 @@ class LinkSession:
     def release(self, message: Message) -> None:
         """Return the attachment's memory to the peer.
 
-        Do nothing for an inline attachment, or if it was already released. This is also required
-        after the end of the session, because the peer does not reuse memory that this process may
-        still read.
+        Do nothing for an inline attachment, or if it has already been released. This is also
+        required after the end of the session, because the peer does not reuse memory that this
+        process may still be reading.
         """
         if message.flags & ARENA:
             self.transport.release(message)
@@ -245,7 +245,7 @@ class LinkSession:
     # Replies
 
     def handle_reply(self, message: Message, answer: Success | Failure) -> None:
-        """Complete the call that a reply belongs to, or release a reply that no call waits for."""
+        """Complete the call to which the reply belongs, or release it if no call is waiting."""
         pending = self.calls.pop(answer.cid, None)
         if pending is not None and type(answer) is Success:
             result = tuple.__new__(pending.call.result, answer.result or ())
@@ -310,7 +310,7 @@ class LinkSession:
         self.closed = True
         self.unanswered.clear()
         calls = list(self.calls.values())
-        reason = f"the link session with {self.peer_id} closed, call {{}} was pending"
+        reason = f"the link session with {self.peer_id} closed while call {{}} was pending"
         for pending in calls:
             self._fail(pending, PeerClosed(reason.format(pending.cid)))
         self.calls.clear()
@@ -418,7 +418,7 @@ class InboundMessage(msgspec.Struct, Generic[P, R], frozen=True, eq=False):
 
         A handler must reply even if the session has closed, so that the attachment is released.
         Raises AlreadyAnsweredError if the request already has a reply. Also raises if ``result``
-        cannot be encoded; in this case the request is still open.
+        cannot be encoded; in that case the request is still open.
         """
         try:
             payload = encode(result if type(result) is Failure else Success(self.cid, result))

@@ -78,8 +78,8 @@ class AppendBatch:
     def enable_retry(self, on_retry: Callable[[AppendBatch], object]) -> None:
         """Enable one retry of the requests that the log loses because it finds no space.
 
-        ``on_retry`` is called once, when the first request is lost, and no result is recorded for
-        lost requests. Call `take_retries` later to get all of them.
+        ``on_retry`` is called once, when the log loses the first of them. No results are recorded
+        for lost requests. Call `take_retries` later to get all lost requests.
         """
         self._on_retry, self._lost = on_retry, list[int]()
 

@@ -6,16 +6,16 @@ requests to one topic. All their results are sent in one reply.
 Adjacent requests are evaluated together if one append of all their records has the same outcome as
 separate appends. They produce one change, one frame and one commit, and each result contains the
 seqs of its request. A request with an invalid body is refused without affecting the other requests.
-These requests are evaluated alone, in order: a request with a key or a config, the first request to
-a topic that does not exist, and all requests of a group that the topic refuses.
+The following requests are evaluated individually, in order: a request with a key or a config, the
+first request to a topic that does not exist, and all requests of a group that the topic refuses.
 
 If a frame is torn, all requests of its group are lost. None of them was acknowledged, because each
 reply waits until the complete frame is as durable as the class promises.
 
 A single request with a body above STREAMED_MIN_BYTES becomes a streamed append.
 
-If the log finds no space while a backup keeps files, the lost appends are evaluated once more after
-these files are deleted (``space_waits.py``). Appends that arrive in the meantime also wait.
+If the log finds no space while a backup keeps files, the lost appends are evaluated once more when
+these files have been deleted (``space_waits.py``). Appends that arrive in the meantime also wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from topics.formats.api.limits import MOVE_LIMITS
 from topics.formats.buffers import Buffer
 from topics.formats.wire.calls import APPEND
 
-JOINED_MAX_BYTES = 256 << 10  # maximum total size of the bodies whose requests share a frame
+JOINED_MAX_BYTES = 256 << 10  # maximum total body size of the requests that share a frame
 
 
 class Appends(Service):
@@ -85,7 +85,8 @@ class Appends(Service):
             self._decide_all(batch, enumerate(batch.bodies()))
         # From here on, the reply depends on the log, which always reports success or failure.
         request.disable_timeout()
-        # The bodies are decoded. Free their block of the link's arena, unless a retry needs it.
+        # The bodies have been decoded. Free their block of the link's arena, unless a retry needs
+        # it.
         if type(request.attachment) is not bytes and not batch.may_retry:
             request.release()
 
@@ -120,8 +121,8 @@ class Appends(Service):
 
     def _decode(self, batch: AppendBatch, content: Buffer) -> AppendBody:
         params = batch.params
-        # Records that another shard moves here were within the limits, but have grown by the stamp
-        # that the move adds.
+        # Records that another shard moves here were within the limits, but the stamp that the move
+        # adds has made them larger.
         limits = MOVE_LIMITS if batch.request.session in self._peers.open else self._limits
         body = decode_append(content, params.key, limits)
         if body.config is not None:
@@ -163,7 +164,7 @@ class Appends(Service):
     def _decide_group(self, batch: AppendBatch, group: list[tuple[int, AppendBody]]) -> None:
         """Evaluate adjacent requests together, or separately if the joint append is refused."""
         if len(group) > 1:
-            # All requests share one change. Each request gets its part of the seqs
+            # All requests share one change. Each request gets its share of the seqs
             # (`settle_joined`).
             bodies = [body for _, body in group]
             try:

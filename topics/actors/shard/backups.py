@@ -1,16 +1,16 @@
-"""Backups: a shard's part in a backup that the front creates (``decisions/0067``).
+"""Backups: a shard's role in a backup that the front creates (``decisions/0067``).
 
     begin   write a checkpoint, unless the backup is incremental and a checkpoint exists; a pin
             keeps the files that the checkpoint refers to
     hold    stop new moves between topics; reply when no move is in flight
-    cut     the log up to its current end belongs to the backup; requested when all shards hold
+    cut     add the log up to its current end to the backup; requested when all shards hold moves
     files   resume moves; reply when the log is synced up to the cut
     end     release the pin; reply with an error if the pin is broken
 
 A pin is released at the end of the backup, or when the link session with the front closes. It
-breaks if the shard needs the space of the kept files. A hold expires after `HOLD_MAX_S`. A cut is
-valid only if the hold of each shard lasted until all shards had cut their logs; `files` checks
-this.
+breaks if the shard needs the space that the kept files occupy. A hold expires after `HOLD_MAX_S`. A
+cut is valid only if the hold of each shard lasted until all shards had cut their logs; `files`
+checks this.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CutCall: TypeAlias = InboundMessage[BackupParams, BackupCut]
 FilesCall: TypeAlias = InboundMessage[BackupParams, BackupFiles]
 EndCall: TypeAlias = InboundMessage[BackupParams, NoResult]
 
-HOLD_MAX_S: Final = 0.8  # the longest time that a backup delays routers and dead letters
+HOLD_MAX_S: Final = 0.8  # maximum time for which a backup delays routers and dead letters
 
 
 # States of a backup in its shard:
@@ -143,11 +143,11 @@ class Backups(Service):
         self._sealing.request_checkpoint(backup.pin, partial(self._begun, request, backup))
 
     def _begun(self, request: BeginCall, backup: _Backup, error: OSError | None) -> None:
-        """Reply after the checkpoint was written or has failed. Called outside an iteration."""
+        """Reply when the checkpoint has been written or has failed. Called outside an iteration."""
         with self._context.iteration():
             try:
-                # The backup may have ended while the checkpoint was written, for example with its
-                # session.
+                # The backup may have ended while the checkpoint was being written, for example
+                # because its session has closed.
                 if error is not None:
                     raise error
                 self._of(request)
@@ -265,7 +265,7 @@ class Backups(Service):
                 request.reply(found)
 
     def _log(self, backup: _Backup, lsn: int) -> Iterator[ArchiveFile]:
-        """Yield the log from the start of the checkpoint's replay up to ``lsn``, and its blobs."""
+        """Yield the log that a replay of the checkpoint needs, up to ``lsn``, and its blobs."""
         wal = self._context.wal
         for file, length in wal.files_between(backup.pin.kept.replay_from, lsn):
             yield ArchiveFile(

@@ -85,7 +85,7 @@ class ShardContext:
         self.iteration_count = 0
         self.append_count = 0  # number of evaluated appends from clients and shards
         self.is_stopping = False  # if true, services start no background work
-        # Called when the content of a topic may have changed. The gauges set it.
+        # Called when the content of a topic may have changed. Set by the gauges.
         self.note_changed: Callable[[Topic], object] = lambda _: None
         # Returns whether any router known to this shard refers to the topic.
         self.routers_of: Callable[[str], bool] = lambda _: False

@@ -34,7 +34,7 @@ class Deadline:
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        """Revoke the call. Do nothing if it was already cancelled or made."""
+        """Revoke the call. Do nothing if it has already been cancelled or made."""
         if self.call is not None:
             self.call = None
             self._queue.count_cancelled()
@@ -116,4 +116,4 @@ class Deadlines:
                     await self._woken.wait()
                     self._woken = trio.Event()
                     on_wake()
-            on_wake()  # a deadline is reached
+            on_wake()  # a deadline has been reached

@@ -4,11 +4,11 @@ A delete may use the log's reserve if all frames of its group free space. A dele
 space because it shared a group with an append is retried once (`held_topics.py`).
 
 A delete of many records is processed in slices, and the reply is sent when the last slice is
-committed. Of all such deletes of the shard, at most one first slice and one later slice are in
-flight, and the shard serves other requests between slices, so no loop iteration is long. In the
-meantime, records may be appended to the topic or removed from it, and the topic may be configured
-or deleted. If an error or a kill interrupts the delete, only the oldest of the records are deleted,
-and the client gets no success reply.
+committed. In each shard, at most one first slice and one later slice are in flight at any time. The
+shard serves other requests between slices, so no loop iteration takes long. In the meantime,
+records may be appended to the topic or removed from it, and the topic may be configured or deleted.
+If an error or a kill interrupts the delete, only the oldest of the matching records have been
+deleted, and the client gets no success reply.
 
 A topic that is the source or a dest of routers is deleted in two steps. It is held while the owner
 of the routers removes them, and then deleted. If the owner is unavailable, the topic is not
@@ -62,10 +62,10 @@ class Deletes(Service):
     def __init__(self, context: ShardContext, retries: Retries) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._retries = retries
-        # Held while a later slice is in flight, so that all large deletes of the shard share the
-        # loop fairly.
+        # Held while a later slice is in flight, so that all large deletes of the shard get an equal
+        # share of the loop.
         self._slices = trio.Lock()
-        self._has_first_slice = False  # a large delete's first slice is in flight without the lock
+        self._has_first_slice = False  # true while the first slice of a large delete is in flight
 
     def register(self, router: MessageRouter) -> None:
         """Register the handlers for all sessions of ``router``."""
@@ -77,7 +77,7 @@ class Deletes(Service):
     ) -> None:
         """Delete a topic.
 
-        ``routers``: names of routers that were already removed for this request.
+        ``routers``: names of routers that have already been removed for this request.
         """
         params = request.params
         self._context.check_writable()
@@ -150,7 +150,7 @@ class Deletes(Service):
             return
         body = decode_delete(request.attachment)
         topic = self._context.find_topic(params.topic)
-        # Hold the topic until no change of it is pending. Otherwise a replay could apply caps
+        # Hold the topic until it has no pending change. Otherwise a replay could apply caps
         # differently (`must_wait`).
         if body.match is not None and delete_records.must_wait(self._engine.table, topic.name):
             self._context.held.hold(topic.name)

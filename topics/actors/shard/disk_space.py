@@ -7,9 +7,9 @@
                  the process restarts
 
 In NO_ROOM the shard accepts changes that free space, and refuses changes that grow the log. If the
-log has no space for the frames written at startup, the shard is also NO_ROOM, and refuses both.
+log has no space for the startup frames, the shard is also in NO_ROOM, and refuses all changes.
 
-The disk watch measures for how long the disk has not responded. The threads of the log and of
+The disk watch measures how long the disk has not responded. The threads of the log and of
 streamed appends may hang in the kernel while the loop runs. The heartbeat calls `check` twice a
 second. If there is no progress for `DISK_STALLED_S`, the shard refuses writes until the disk
 responds again. The loop itself may hang in a short write or sync. Then the log's hang watch
@@ -54,7 +54,7 @@ class DiskSpace(Service):
 
     def __init__(self, shard: RecoveredShard, commits: GroupCommit, cells: ShardCells) -> None:
         self.wal, self.commits, self._cells = shard.wal, commits, cells
-        # Frames written at startup for which the log had no space.
+        # Startup frames that the log had no space for.
         self.unwritten = list(shard.unwritten_frames)
         self.broken: OSError | None = None
         self.on_disk_full: Callable[[], None] = lambda: None  # called repeatedly while NO_ROOM
@@ -126,7 +126,7 @@ class DiskWatch:
     def __init__(self, commits: GroupCommit, disk_space: DiskSpace, cells: ShardCells) -> None:
         self._commits, self._disk_space, self._cells = commits, disk_space, cells
         self._log, self._blobs, self._loop = Liveness(), Liveness(), Liveness()
-        # Number of running streamed appends, and of the steps of all streamed appends.
+        # Number of streamed appends in progress, and total number of steps of all streamed appends.
         self._streaming = self._steps = 0
         self.is_stalled = False
         commits.wal.watch_hangs(self._on_hang)

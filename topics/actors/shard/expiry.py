@@ -1,22 +1,22 @@
-"""Expiry: removes expired records from topics that no client requests (§0.7).
+"""Expiry: removes expired records from topics that no client is accessing (§0.7).
 
-Age limits are applied before every reply, but records that no client requests would stay on the
-disk forever. So each topic with a TTL is in a timetable, by the time at which its first record
-expires:
+Age limits are applied to a topic before every reply about it, but the expired records of a topic
+that no client accesses would stay on the disk forever. So each topic with a TTL is in a timetable.
+A bucket of the timetable contains the topics whose first records expire within SWEEP_MS:
 
-    commit --> planned, in the bucket of that time --its end--> swept --records remain--> planned
+    commit --> planned: in a bucket --the bucket ends--> swept --records remain--> planned
 
-A bucket is SWEEP_MS long, so an expired record may remain for SWEEP_MS. Its disk space is freed two
-checkpoints later. If the disk is full or the cap on total bytes is almost reached, the current
-bucket is swept before its end (`expire_soon`).
+So an expired record may remain for up to SWEEP_MS. Its disk space is freed two checkpoints later.
+If the disk is full or the cap on total bytes is almost reached, the current bucket is swept before
+its end (`expire_soon`).
 
 An iteration of the loop sweeps a bounded number of topics. Topics that are not due cost nothing:
 there is no scan, and a shard that has no expiring records does not wake up.
 
-Quotas are a shard's part of the caps on topics and bytes of the entire server (§11, decision 0029).
-A shard reports the usage that it finds at startup before it serves any request. After that, the
-engine takes and releases quota (`topics.engine.quota`). When bytes are scarce, expired records are
-removed immediately, so that no write is refused because of expired records.
+Quotas are a shard's share of the server-wide caps on topics and bytes (§11, decision 0029). A shard
+reports the usage that it finds at startup before it serves any request. After that, the engine
+takes and releases quota (`topics.engine.quota`). When the cap on total bytes is almost reached,
+expired records are removed immediately, so that no write is refused because of expired records.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from topics.engine.quota import ByteQuota, SharedCap
 from topics.engine.topic import Topic
 
 SWEEP_MS: Final = 5000
-SWEEP_TOPICS: Final = 100  # topics that one iteration sweeps, which takes a few milliseconds
-BEGIN_TOPICS: Final = 2000  # topics that one iteration plans at startup
-WAKE_MAX_S: Final = 60.0  # longest sleep, because the wall clock may be set in the meantime
+SWEEP_TOPICS: Final = 100  # number of topics that one iteration sweeps, in a few milliseconds
+BEGIN_TOPICS: Final = 2000  # number of topics that one iteration plans at startup
+WAKE_MAX_S: Final = 60.0  # longest sleep; bounded because the wall clock may be set
 
 
 class Expiry(Service):
@@ -136,7 +136,7 @@ class Expiry(Service):
     # The sweep
 
     def sweep(self) -> None:
-        """Remove expired records of the next topics. Call this only within an iteration."""
+        """Remove expired records from the next topics. Call this only within an iteration."""
         # If space is needed, ``opens`` is -1, so that the current bucket also counts as ended.
         now, opens = self._context.now.ts, -1 if self._is_requested else 0
         self._is_requested = False
@@ -195,11 +195,11 @@ class Quotas(Service):
         context.engine.limit(topic_cap, self._bytes)
 
     async def run(self) -> None:
-        """Check with each tick whether bytes are scarce."""
+        """Check with each tick whether the cap on total bytes is almost reached."""
         if self._bytes is not None:
             self._context.deadlines.call_each_tick(self.sweep)
 
     def sweep(self) -> None:
-        """Remove expired records if bytes are scarce. Call this only within an iteration."""
+        """Request a removal of expired records if the cap on total bytes is almost reached."""
         if self._bytes is not None and self._bytes.cap.is_nearly_full:
             self._expiry.expire_soon()

@@ -1,4 +1,4 @@
-"""Feed reads: pages and heads for streams that catch up, with the same view options as feeds.
+"""Feed reads: pages and heads for streams that are catching up, with the view options of feeds.
 
     feed.read     one page from a cursor, for a stream that has not caught up with its feed
     topic.heads   head, floor and epoch of several topics
@@ -52,7 +52,7 @@ class FeedReads(Service):
         head_seq = visible_head(topic, context.wal.synced_lsn, strong=strong)
         page = read(topic, view, context.store, head_seq=head_seq)
         request.reply(FeedReadResult(*page_fields(page), topic.epoch), joined(page.chunks))
-        # Prefetch, because a stream that catches up reads the next page soon.
+        # Prefetch the next records, because a stream that is catching up soon reads the next page.
         context.store.prefetch(topic, page.next_from_seq + 1)
 
     def _heads(self, request: InboundMessage[TopicHeadsParams, TopicHeadsResult]) -> None:

@@ -10,8 +10,8 @@ are sent later, in one longer page.
 
 Consecutive pages of a feed cover the topic without a hole. A page may contain no records, because
 all records in its range were filtered, deleted or lost, or because the scan reached its limit and
-continues after other feeds were served. A gap is never split: its tombstone ends at or before the
-page's ``to_seq``. The tombstone of a recreated topic is an exception.
+continues after other feeds have been served. A gap is never split: its tombstone ends at or before
+the page's ``to_seq``. The tombstone of a recreated topic is an exception.
 
 In a *strong* feed, pages and ``head_seq`` end at the last record whose frame is synced. In any
 other feed they end at the last committed record. The two differ only in the durability class
@@ -108,7 +108,7 @@ class FeedTable:
         self._by_topic.setdefault(feed.topic.id, {})[feed] = None
 
     def remove(self, feed: Feed) -> bool:
-        """Remove a feed. Return False if it was already removed."""
+        """Remove a feed. Return False if it has already been removed."""
         if self.find(feed.session, feed.number) is not feed:
             return False
         of_session, of_topic = self._by_session[feed.session], self._by_topic[feed.topic.id]
@@ -151,8 +151,8 @@ class Feeds(Service):
         # regardless of the number of commits.
         self._changed: dict[int, None] = {}  # ids of topics that have feeds and new records
         self._due: dict[Feed, None] = {}  # in the order in which the next iteration serves them
-        # Strong feeds that wait for a sync, because their topic has records that are committed but
-        # not synced.
+        # Strong feeds that are waiting for a sync, because their topic has records that are
+        # committed but not synced.
         self._unsynced: dict[Feed, None] = {}
         self._synced = 0  # LSN up to which the log was synced at the last check
 
@@ -179,7 +179,7 @@ class Feeds(Service):
     def on_due(self) -> None:
         """Send due pages up to the cost limit.
 
-        The remaining feeds are served first in the next iteration.
+        The next iteration begins with the remaining feeds.
         """
         # First find all feeds with work: strong feeds after a sync, and feeds of topics with new
         # records.
@@ -293,7 +293,7 @@ class Feeds(Service):
     def _send(self, feed: Feed, event: Event[P], params: P, attachment: Buffer = b"") -> bool:
         try:
             feed.session.notify(event, params, attachment)
-        # The session has ended, and its feeds with it. The front opens new feeds in the next
+        # The session has ended, so its feeds have ended, too. The front opens new feeds in the next
         # session.
         except PeerClosed:
             self._remove(feed)

@@ -49,7 +49,7 @@ EXTERNAL = int(RecordFlags.EXTERNAL)
 NO_IO = LogProgress(0, 0, 0.0, 0.0)  # the result of a change that was committed without I/O
 NOWHERE = in_log(0)  # locator of a change that has no records
 SYNC_INITIAL_S = 0.01  # assumed duration of a sync before the first measurement
-AVERAGE_WINDOW = 32  # length of the averaging window, in writes or syncs
+AVERAGE_WINDOW = 32  # number of writes or syncs over which durations are averaged
 
 Settle = Callable[[LogProgress | OSError], None]
 
@@ -105,8 +105,8 @@ class GroupCommit:
         # Keyed by topic id: events for tasks that wait until no change of the topic is pending. An
         # event is removed when it is set.
         self._idle: dict[int, trio.Event] = {}
-        # Set at the next progress of the log, for all tasks that wait at that time. None if no task
-        # waits.
+        # Set when the log next makes progress, to wake all tasks that are waiting for it. None if
+        # no task is waiting.
         self._progress: trio.Event | None = None
 
     # Pending changes
@@ -116,7 +116,7 @@ class GroupCommit:
 
     @property
     def oldest(self) -> tuple[int, ...]:
-        """Serials of the oldest changes that wait for a write and for a sync.
+        """Serial numbers of the oldest changes that are waiting for a write and for a sync.
 
         If they do not change between two checks, the log makes no progress.
         """
@@ -259,10 +259,9 @@ class GroupCommit:
     def flush(self, *, immediate: bool = True) -> None:
         """Pass the group to the log.
 
-        Commit and settle the changes that the log completes immediately.
-
-        ``immediate``: the log may write or sync in this call, because an iteration ends with this
-        call or follows it.
+        With ``immediate``, the log may write and sync the group within this call. The changes that
+        it completes are then committed and settled here. Without it, the writer thread writes the
+        group.
         """
         # The loop runs again only if a commit has submitted floor changes.
         while True:

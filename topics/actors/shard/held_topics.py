@@ -92,7 +92,7 @@ def handle_late(handler: Handler, request: Request) -> None:
 
 
 class Retries(Service):
-    """The requests that are handled once more.
+    """Requests that are handled a second time.
 
     Its `on_due` runs before all other hooks that submit changes, so retries get a group of their
     own.

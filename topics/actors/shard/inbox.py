@@ -110,8 +110,8 @@ class Inbox:
 
     def _weighed(self) -> Iterator[Arrival]:
         now = self._clock()
-        # If the last iteration left messages in the queue, the shard was busy since the start of
-        # that iteration. All of this time counts as the cost of its messages.
+        # If the last iteration left messages in the queue, the shard has been busy since the start
+        # of that iteration. All of this time counts as the cost of its messages.
         if self._taken:
             self._cost_s += ((now - self._last_iteration) / self._taken - self._cost_s) / 8
         self._last_iteration, self._taken = now, 0

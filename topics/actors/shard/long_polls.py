@@ -7,8 +7,8 @@
 
 Regardless of its wait_ms, a diff scans all records that existed when it arrived, for `SCAN_MAX_S`
 at most. A poll has no task. Each iteration performs one read for each due poll, for at most
-`POLLS_PER_ITERATION` polls. Polls that become due by a commit are read one iteration later, so that
-the reply to the append is sent first.
+`POLLS_PER_ITERATION` polls. Polls that a commit makes due are read one iteration later, so that the
+reply to the append precedes them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LongPolls(Service):
         self.is_due = bool(self._due)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Drop the polls of the session, because its front is disconnected."""
+        """Drop the polls of the session, because its front has disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)
@@ -152,7 +152,7 @@ class LongPolls(Service):
         if page.completes_poll or poll.topic.deleted:
             self._answer(poll)
             return
-        # If all records that existed when the diff arrived are scanned, wait_ms applies.
+        # If all records that existed when the diff arrived have been scanned, wait_ms applies.
         if page.next_from_seq >= poll.head_seq:
             until = poll.began + poll.diff.wait_ms / 1000
             if until <= trio.current_time():
@@ -184,7 +184,7 @@ class LongPolls(Service):
 
     def _drop(self, poll: LongPoll) -> None:
         self._remove(poll)
-        poll.request.error(ErrorCode.TIMEOUT, "the front no longer waits for the page")
+        poll.request.error(ErrorCode.TIMEOUT, "the front is no longer waiting for the page")
 
     def _remove(self, poll: LongPoll) -> None:
         self._cancel_deadline(poll)

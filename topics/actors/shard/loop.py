@@ -75,7 +75,7 @@ class ShardLoop:
         self._on_closed = [
             s.on_session_closed for s in services if _defines(s, "on_session_closed")
         ]
-        # Empty until `run`.
+        # Empty until `run` is called.
         self._links: Sequence[Link] = ()
         loopback = Loopback(self.inbox, self.deadlines.wake)
         loopback.session = self.open_session(shard_id(index).session_name, loopback)
@@ -186,9 +186,9 @@ class ShardLoop:
 
         Schedule another iteration if the inbox, the log or a service has more work.
         """
-        # Process acks first, because they share one frame. Then commit what the log can write
-        # immediately, so that the services see these commits. Then run the services, and finally
-        # pass on the frames that they added.
+        # The gathered acks are processed first, so that their frames are part of the flush that
+        # follows. This flush precedes the services, so that they see the changes that it commits. A
+        # second flush passes the frames of the services to the log.
         commits = self.commits
         job_calls = self.services.job_calls
         if job_calls.gathered:

@@ -1,4 +1,4 @@
-"""Metrics of topics and routers: one row for each topic and router of the metrics page (§8.3).
+"""Metrics of topics and routers: one row for each topic and router on the metrics page (§8.3).
 
     names, in steps of a few thousand -> the first names in order -> their rows, in small steps
 
@@ -46,7 +46,7 @@ ROUTERS_PER_STEP: Final = 16
 
 
 class MetricsReads(Service):
-    """Handles `metrics.read`. ``workers``: the routers that have their source in this shard.
+    """Handles `metrics.read`. ``workers``: the routers whose sources are in this shard.
 
     ``measure`` updates the gauges of the shard, so that the page shows current values.
     """

@@ -19,7 +19,7 @@ from topics.actors.shard.deadlines import Deadlines
 
 
 class Moves:
-    """The moves of one shard: forwards of routers, dead letters, redrives, changes of routers."""
+    """The moves of one shard: router forwards, dead letters, redrives and router changes."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines

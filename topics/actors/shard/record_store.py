@@ -38,8 +38,8 @@ from topics.storage.segments.prefetch import Prefetch
 from topics.storage.segments.segment_store import SegmentStore
 from topics.storage.wal.log import Wal
 
-RELEASE_STEP: Final = 4096  # locators freed in one step, in less than a millisecond
-REPORTED_MAX: Final = 1000  # damaged disk locations that are logged until a restart
+RELEASE_STEP: Final = 4096  # number of locators that a step frees in less than a millisecond
+REPORTED_MAX: Final = 1000  # maximum number of damaged disk locations logged until a restart
 log = structlog.get_logger()
 
 
@@ -56,7 +56,7 @@ class RecordStore:
         self._flags, self._wal, self._segments = engine.delete_flags, wal, segments
         engine.store = self
         self.committed_to = wal.next_lsn  # no frame of a committed change ends after this LSN
-        # Bytes of the records that were deleted in segments since the process started.
+        # Bytes of the records that have been deleted in segments since the process started.
         self.flagged_bytes = 0
         self.on_release: Callable[[int], None] = lambda _: None  # called with each released extent
         # Called with the blobs of a deleted topic.

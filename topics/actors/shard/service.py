@@ -6,7 +6,7 @@
                         are sent with the iteration
     on_rollback         the log has lost changes, and they are undone
     on_session_closed   the session with a front has closed
-    run                 a task that runs concurrently with the loop, for work that waits for files
+    run                 task that runs concurrently with the loop, for work that waits for files
 
 Hooks run inside an iteration and never block. A service defines only the hooks that it needs, and
 the loop calls only the defined hooks. A service that must be notified of commits to some topics

@@ -45,7 +45,7 @@ class ShardServices:
     ) -> None:
         """Create the services.
 
-        ``heads``: the shard's shared memory that invalidates pages read ahead. ``ledger``: this
+        ``heads``: the shard's head slots, which invalidate pages read ahead. ``ledger``: this
         shard's usage of the caps that all shards share.
         """
         self.retries = retries = Retries(context.commits)

@@ -1,4 +1,4 @@
-"""Space waits: appends that wait until the space that a backup kept is free.
+"""Space waits: appends that wait until the space that a backup has occupied is free.
 
     no space for the log, while a backup keeps files
         -> the pin breaks; lost appends and new appends wait
@@ -31,7 +31,7 @@ class SpaceWaits:
         return self._sealing.keeps_files
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Call ``call`` in an iteration after the files were deleted or their deletion failed."""
+        """Call ``call`` in an iteration when the files have been deleted, or could not be."""
         self._calls.append(call)
         if not self.is_active:
             self.is_active = True

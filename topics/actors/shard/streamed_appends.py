@@ -5,7 +5,7 @@
 
 A streamed append holds its topic: other changes of that topic wait, and reads continue. Its records
 are durable in a blob before the log gets the small frame that refers to the blob. Seqs are assigned
-only after the complete body is validated.
+only after the complete body has been validated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RUN_BYTES = 512 << 10  # bytes of a body that are processed before other tasks m
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A committed streamed append. ``created``: its topic was created by an earlier frame."""
+    """A committed streamed append. ``created``: an earlier frame created its topic."""
 
     change: Append
     progress: LogProgress
@@ -225,8 +225,8 @@ class StreamedAppends(Service):
         return memory, RecordsView(rendering.flags, change.count, len(rendering.ext), memory.body)
 
     async def _write(self, sink: Sink, head: list[Buffer], runs: Iterator[list[bytes]]) -> None:
-        # Report each step to the check of the disk: a long write makes progress, but a call that
-        # hangs does not.
+        # Report each step to the disk watch, which distinguishes a long write that makes progress
+        # from a call that hangs.
         with self._context.disk.streaming() as note_step:
             try:
                 await trio.to_thread.run_sync(sink.write, head)

@@ -14,9 +14,9 @@ SERVING: Final = (ShardState.READY, *LIMITED)
 START_FAILURES: Final = {failure: failure.name.lower() for failure in StartFailure if failure}
 STATE_REASONS: Final = {
     DAMAGED: "has damaged data",
-    DIRECTORY_LOST: "waits for its data directory, which was moved, replaced or removed",
+    DIRECTORY_LOST: "is waiting for its data directory, which was moved, replaced or removed",
     STALLED: "does not respond",
-    DISK_STALLED: "waits for its disk",
+    DISK_STALLED: "is waiting for its disk",
     START_FAILURES[
         StartFailure.PERMISSION_DENIED
     ]: "cannot start: permission to open its files denied",
@@ -31,8 +31,8 @@ class Readiness:
     """The combined state of all shards.
 
     ``progress``: fraction of the logs that has been replayed, 0 to 1. ``topics``: number of topics,
-    up to one tick old. ``unavailable``: shards that do not serve normally, each with a keyword for
-    the reason. ``limited``: shards that serve reads but not all writes, each with its state.
+    up to one tick old. ``unavailable``: shards that are not serving normally, each with a keyword
+    for the reason. ``limited``: shards that serve reads but not all writes, each with its state.
     """
 
     ready: bool

@@ -90,7 +90,7 @@ log = structlog.get_logger()
 
 
 class Listener(Protocol):
-    """Gets the events of shards, in the loop that reads a ring. Its methods must not block."""
+    """Receives the events of shards, in the loop that reads a ring. Its methods must not block."""
 
     def opened(self, shard: int) -> None:
         """The link session with the shard has opened, for the first time or again."""
@@ -115,10 +115,10 @@ class FlushBatch:
     """The messages that one pass of the front's loop sends to shards. They are flushed together.
 
     While the batch is open, a link is flushed early only when many messages are queued, so that the
-    shard starts while the front still reads. The end of the batch flushes all links. Code that runs
-    while the batch is open must not block. ``at_end`` is called before the last flush, and may send
-    more messages. The messages of the tasks that run afterwards (``runs_tasks``) are also flushed
-    together.
+    shard starts while the front is still reading. The end of the batch flushes all links. Code that
+    runs while the batch is open must not block. ``at_end`` is called before the last flush, and may
+    send more messages. The messages of the tasks that run afterwards (``runs_tasks``) are also
+    flushed together.
     """
 
     __slots__ = ("_links", "at_end", "is_open", "runs_tasks")
@@ -216,7 +216,7 @@ class ShardLink:
         # outcome is unknown to the client.
         if self.waits_for_disk:
             session.fail_calls(lambda pending: pending.call.is_write)
-        # If there was no heartbeat for `STALLED_S`, the loop of the shard is blocked.
+        # If there has been no heartbeat for `STALLED_S`, the loop of the shard is blocked.
         stalled = self._liveness.observe(self.cells.heartbeat_ms, now) >= STALLED_S
         if stalled and not self.is_stalled:
             log.warning("shard stalled", shard=self.number)
@@ -385,8 +385,8 @@ class Shards:
         if call is DIFF or call is CLAIM:
             pending.is_long_poll = isinstance(body, bytes | bytearray) and bool(_WAITS(body))
             if call is CLAIM:
-                # The shard may lease jobs to a claim that was abandoned. They are released when its
-                # late reply is received.
+                # The shard may lease jobs to an abandoned claim. They are released when the late
+                # reply is received.
                 pending.on_late = partial(self._release_jobs, shard, params)
         if early or not self.batch.is_joined or len(link.link.queue) >= EARLY_FLUSH_BUFFERS:
             link.link.flush()
@@ -399,7 +399,7 @@ class Shards:
         return PendingCall(0, call, then, None, is_done=True)
 
     def _release_jobs(self, shard: int, params: Any, late: Reply[ClaimResult]) -> None:
-        """Release the jobs of a claim whose client no longer waits."""
+        """Release the jobs of a claim whose client is no longer waiting."""
         if late.result.seqs:
             self.notify(shard, UNCLAIMED, UnclaimedParams(params.topic, *late.result))
 
@@ -480,7 +480,7 @@ class Shards:
         link = self._links[shard]
         if not link.is_connected:
             raise link.not_ready()
-        # A dict, so that a filler of several blocks is included only once.
+        # Use a dict, so that a filler that fills several blocks is included only once.
         holders = {
             block.filler: None for block in link.link.writer.filling if block.filler is not None
         }

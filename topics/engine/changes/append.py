@@ -147,8 +147,8 @@ class Append(Change):
     def undo(self, table: TopicTable, /) -> None:
         """Release the seqs, the bytes and the idempotency key of the write.
 
-        This may also be called for a streamed append that is decided but whose frame is not queued
-        yet.
+        This may also be called for a streamed append that has been decided but whose frame has not
+        been queued yet.
         """
         self.uncount_pending()
         topic = self.topic
@@ -248,7 +248,7 @@ def decide_streamed(
     `due_times`. No other change of the topic may be pending. The frame contains no records. The
     caller must make the records durable in a blob before it writes the frame.
 
-    Raise `TopicFull`, and the errors of `SharedCap.take`. In these cases no seqs are assigned.
+    Raise `TopicFull`, and the errors of `SharedCap.take`. In those cases no seqs are assigned.
     """
     assert not topic.pending, "the topic has no other pending change"
     check_topic_capacity(topic, len(body.records), size)
@@ -303,7 +303,7 @@ def make_topic(
 
 
 def find_duplicate(topic: Topic, key: str, now: Now) -> InFlightDuplicate | DedupeEntry | None:
-    """Return the earlier write that has used this idempotency key, if it is still known (§0.8)."""
+    """Return the earlier write that used this idempotency key, if it is still known (§0.8)."""
     # If the first attempt is in flight, its outcome is unknown. So this retry must wait for it and
     # must not be written.
     leader = topic.pending_keys.get(key)

@@ -5,8 +5,8 @@ durable.
                                                                   '->  undo, if that failed
 
 A decision assigns seqs, and its change counts as pending. Only `commit` makes the change visible to
-readers. Changes of one topic are committed in the order of their decisions. If the log fails, every
-change that is not committed is undone, the last one first.
+readers. Changes of one topic are committed in the order of their decisions. If the log fails, all
+changes that have not been committed are undone, from the newest to the oldest.
 """
 
 from __future__ import annotations

@@ -39,14 +39,15 @@ from topics.formats.json_text import json_string
 from topics.formats.ranges import SeqRun, runs_of_seqs
 
 # Bounds of one slice, which takes a few milliseconds to decide and to commit.
-SLICE_RECORDS: Final = 2048  # matching records
-RUN_SHARE: Final = 8  # this number of records counts as one, if all records of a window match
-SLICE_ENTRIES: Final = 4096  # entries of the index, if all records below a seq are deleted
-SLICE_JOBS: Final = 4096  # seqs of a queue, if all records below a seq are deleted
-SLICE_SEARCH_MAX: Final = 16_384  # examined tags and deleted records, approximately
+SLICE_RECORDS: Final = 2048  # maximum number of matching records
+RUN_SHARE: Final = 8  # if all records of a window match, this number of records counts as one
+# If all records below a seq are deleted: maximum number of index entries, and of seqs of a queue.
+SLICE_ENTRIES: Final = 4096
+SLICE_JOBS: Final = 4096
+SLICE_SEARCH_MAX: Final = 16_384  # approximate maximum number of examined tags and deleted records
 # Number of seqs that are examined together. The number doubles until all of them match.
 WINDOW_MIN_SEQS: Final = 2048
-WINDOW_MAX_SEQS: Final = 65_536  # the maximum number of seqs of an extent
+WINDOW_MAX_SEQS: Final = 65_536  # equal to the maximum number of seqs in an extent
 # Cost of a tag lookup in an extent, in the unit of `SLICE_SEARCH_MAX`.
 EXTENT_SEARCH_COST: Final = 64
 
@@ -88,8 +89,8 @@ class DeleteRecords(Change):
     def commit(self, table: TopicTable, /) -> None:
         """Flag the records as deleted, or remove them from the index."""
         self.uncount_pending()
-        # The difference of the counts is exact, even if some of the records were removed since the
-        # decision.
+        # The difference between the counts is exact, even if some of the records have been removed
+        # since the decision.
         topic, before = self.topic, self.topic.count
         if self.runs is None:
             cut_to(topic, self.bound, table.store)

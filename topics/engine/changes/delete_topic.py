@@ -45,7 +45,7 @@ def check(table: TopicTable, name: str, if_empty: bool) -> None:
 def decide(table: TopicTable, name: str, if_empty: bool, now: Now) -> DeleteTopic | None:
     """Delete a topic with all of its records (§1.4). Return None if it does not exist.
 
-    Raise `TopicNotEmpty` as `check` does.
+    Raise the same error as `check`.
     """
     topic = table.by_name.get(name)
     if topic is None:

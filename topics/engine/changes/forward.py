@@ -46,7 +46,7 @@ class ForwardDest(NamedTuple):
     """A dest of a forward. ``router`` and ``name`` are the id and the name of the router that
     appends to it.
 
-    ``total`` is the number of copies that the router has made so far.
+    ``total`` is the number of copies that the router has appended so far.
     """
 
     topic: Topic

@@ -194,7 +194,7 @@ def claim(
     claimer gets as many jobs as it requested, then the second, and so on. The total size of the
     records is limited to about ``max_bytes``.
 
-    Raise OSError if records cannot be read because the disk has failed. In this case no job is
+    Raise OSError if records cannot be read because the disk has failed. In that case no job is
     leased.
     """
     jobs = jobs_of(topic)
@@ -249,12 +249,12 @@ def release(topic: Topic, holder: LeaseHolder, now: Now) -> LeaseChange:
 def unclaim(topic: Topic, jobs: Iterable[tuple[int, int]], now: Now) -> LeaseChange:
     """Undo a claim whose response no client has received.
 
-    ``jobs`` has (seq, number) of the leases. Their deliveries are not counted. A job that has got
-    another lease in the meantime is not changed.
+    ``jobs`` has (seq, number) of the leases. Their deliveries are not counted. A job that has been
+    leased again in the meantime is not changed.
     """
     jobs_of(topic).advance(now.ms)
     leases = jobs_of(topic).leases
-    # Omit jobs that were claimed again or were deleted.
+    # Omit jobs that have been claimed again or deleted.
     seqs = [seq for seq, number in jobs if leases.has_number(seq, number)]
     return _end(topic, seqs, (), 0, now, counts=False)
 
@@ -366,8 +366,8 @@ def begin_dead_lettering(topic: Topic, max_jobs: int, now: Now) -> LeaseChange:
 def log_leases(topic: Topic, seqs: Iterable[int], now: Now) -> LogLeases:
     """Return a change whose frames contain the current leases and delivery counts of these jobs.
 
-    They are logged when the leases of a queue become durable. Jobs that were never delivered need
-    no frame, and DYING jobs already have one.
+    They are logged when the leases of a queue become durable. Jobs that have never been delivered
+    need no frame, and DYING jobs already have one.
     """
     jobs, listed = jobs_of(topic), list[tuple[int, JobRow, str | None]]()
     for seq in seqs:

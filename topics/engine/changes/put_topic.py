@@ -30,7 +30,7 @@ from topics.formats.ranges import union
 
 
 class PutPlan(NamedTuple):
-    """The effect that a PUT would have. ``epoch`` is None if the PUT would create the topic.
+    """The effect that a PUT would have. ``epoch`` is None if it would create the topic.
     ``dropped`` is the number of records that it would remove.
     """
 

@@ -7,8 +7,9 @@ unnecessary gaps in the seqs. Topics of class ``fsync`` need no reservation, bec
 writes is synced before it is acknowledged. Seqs are reserved for each topic, and `$ts` for all
 topics of the shard that keep records in memory.
 
-    SEQS_RESERVED   after an append near the end of the last reservation
-    TS_RESERVED     with records in memory, about once a second
+    frame           when it is written
+    SEQS_RESERVED   after an append whose seqs are near the end of the last reservation
+    TS_RESERVED     about once a second, while clients append to topics with records in memory
 """
 
 from __future__ import annotations

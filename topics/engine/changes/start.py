@@ -50,7 +50,7 @@ def decide(
     table = replay.table
     topics = table.by_id.values()
     for topic in [each for each in topics if table.by_name.get(each.name) is not each]:
-        # The TOPIC_DELETED frame of this topic is lost, and a later topic has its name.
+        # The TOPIC_DELETED frame for this topic is lost, and a later topic has its name.
         table.remove(topic)
     # For each topic: determine its head, skip seqs that may be lost, apply damage, then start its
     # jobs.

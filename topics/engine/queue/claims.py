@@ -1,7 +1,7 @@
 """Claims: selects the jobs that a pass delivers, and their order (§10.2).
 
-    first the free jobs, in the order in which they became free
-    then the fresh and the due jobs, by (`$ts` or delivery time, seq)
+    1. the free jobs, in the order in which they became free
+    2. the fresh and the due jobs, by (`$ts` or delivery time, seq)
 
 A pass serves one or more claimers. It takes runs of fresh jobs entry by entry of the index. It
 examines single records only while a due job waits. A job whose record cannot be read is hidden for
@@ -31,7 +31,7 @@ STEP = 64  # maximum number of jobs taken from the free queue in one step
 
 
 class ClaimRequest(NamedTuple):
-    """The request of one claimer of a pass."""
+    """The request of one claimer in a pass."""
 
     holder: LeaseHolder
     max_jobs: int
@@ -68,8 +68,8 @@ def distribute(
     jobs as it requested, then the second, and so on. The pass ends when the records of its jobs
     reach ``max_bytes``.
 
-    Implements the selection of §10.2. Raise OSError if the disk fails; then no job is taken. The
-    taken jobs are in no state, and the caller must deliver or return all of them.
+    Implements the selection of §10.2. Raise OSError if the disk fails; in that case no job is
+    taken. The taken jobs are in no state, and the caller must deliver or return all of them.
     """
     wanted = (
         requests[0].max_jobs

@@ -1,10 +1,10 @@
-"""Delays: the times before which jobs that were never delivered must not be delivered (§2).
+"""Delays: the earliest delivery times of jobs that have never been delivered (§2).
 
 The rows are in ascending order of seqs. They are stored as columns in blocks of up to `BLOCK_ROWS`
 rows. A row takes 24 bytes, and a run of seqs is removed in one step.
 
     column  type  contents
-    seqs    u64
+    seqs    u64   seq of the job
     due     i64   earliest delivery time (wall ms)
     until   i64   the same time on the monotonic clock; 0 if the job is due, or during a replay
 """

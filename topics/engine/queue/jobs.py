@@ -49,9 +49,9 @@ from topics.formats.ranges import SeqRun
 
 # A heap or a free queue is rebuilt only if it has more than this number of stale entries.
 HEAP_STALE_MIN = 4096
-LEDGER_STEP = 512  # jobs of one part of a checkpoint, which takes half a millisecond
+LEDGER_STEP = 512  # number of jobs in one part of a checkpoint, which takes half a millisecond
 ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
-PASS_STEPS = 4096  # unsuccessful steps of one pass, which take a few milliseconds
+PASS_STEPS = 4096  # maximum number of unsuccessful steps in a pass; they take a few milliseconds
 
 
 class QueueCounters(NamedTuple):
@@ -116,7 +116,7 @@ class Hidden(dict[int, int]):
 class Jobs:
     """The jobs of one queue.
 
-    ``dead_lettered`` is the number of jobs that were moved to the dead-letter topic. While a replay
+    ``dead_lettered`` is the number of jobs moved to the dead-letter topic so far. While a replay
     is in progress, ``ledger`` contains the complete state of the jobs and the other fields are
     empty. `begin` ends this phase.
     """
@@ -349,7 +349,7 @@ class Jobs:
         self.steps_left -= 1
 
     def return_taken(self, seqs: Sequence[int]) -> None:
-        """Put taken jobs that were not delivered back at the front of the free queue, in order."""
+        """Return undelivered taken jobs to the front of the free queue, keeping their order."""
         for seq in reversed(seqs):
             self._deliveries.setdefault(seq, 0)
             self._free_first(seq)
@@ -360,8 +360,8 @@ class Jobs:
         The result is not reliable if the pass `is_unfinished`.
         """
         due = self.due
-        # The top of the heap is stale if the job was taken, reserved or removed since, or has
-        # another time.
+        # The top of the heap is stale if the job has been taken, reserved or removed, or now has a
+        # different time.
         while due and self._delays.get(due[0][1]) != due[0][0] and self.steps_left > 0:
             heapq.heappop(due)
             self.steps_left -= 1
@@ -461,8 +461,8 @@ class Jobs:
             self.leases.grant((seq,), lease.number, lease.deadline_ms, lease.holder)
 
     def begin_acks(self, seqs: Iterable[int]) -> list[Lease]:
-        """End the leases of acked jobs, and return the leases. The jobs are acking until the delete
-        is durable.
+        """End the leases of acked jobs, and return the leases. The jobs are in the state acking
+        until the delete is durable.
         """
         ended = list[Lease]()
         for seq in seqs:
@@ -473,9 +473,7 @@ class Jobs:
         return ended
 
     def recheck_dead(self) -> None:
-        """Free the exhausted jobs after a change of the config, so that the next pass checks them
-        again.
-        """
+        """Free the exhausted jobs after a config change. The next pass checks them again."""
         for seq in self.dead:
             self.free(seq)
         self.dead.clear()
@@ -655,7 +653,7 @@ class Jobs:
         return [*chain(*self._lists())]
 
     def row(self, seq: int, now: Now) -> JobRow | None:
-        """Return the row of a job for the ledger, or None if the job was never delivered."""
+        """Return the row of a job for the ledger, or None if the job has never been delivered."""
         deliveries = self.deliveries(seq)
         if seq in self.logged_dying:
             # The dead-letter topic may already contain a copy of the job. So the job stays DYING,

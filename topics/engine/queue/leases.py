@@ -20,8 +20,8 @@ import msgspec
 from topics.engine.queue.timer_queue import DueCounter, TimerQueue
 
 _PREFIX = "lease_"
-# A sorted list of seqs is used until there are more newer leases than this number plus an eighth of
-# its own length.
+# The sorted list of seqs is dropped when the number of newer leases exceeds this number plus an
+# eighth of the list's length.
 ORDER_SLACK = 1024
 
 
@@ -48,16 +48,16 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 def lease_id(number: int) -> str:
-    """Return the token of a lease that clients get."""
+    """Return the token with which clients refer to the lease that has this number."""
     return f"{_PREFIX}{number:x}"
 
 
 class LeaseTable:
     """The leases of one queue.
 
-    ``held`` has the leases by seq. ``expiry`` has the times at which they have expired, and
-    ``ends`` counts these times. ``loosened`` has the streams that hold fewer leases than before.
-    The task that serves the streams removes them from the list.
+    ``held`` contains the leases by seq. ``expiry`` orders their seqs by the time at which the lease
+    expires, and ``ends`` counts these times. ``loosened`` contains the streams that hold fewer
+    leases than before. The caller that serves the streams removes them from it.
     """
 
     __slots__ = ("_later", "_order", "ends", "expiry", "held", "loosened", "pollers")
@@ -65,8 +65,9 @@ class LeaseTable:
     def __init__(self) -> None:
         self.held: dict[int, Lease] = {}
         self.expiry, self.ends = TimerQueue(self._expires_at), DueCounter()
-        # Used while a client lists the leases page by page. It has all seqs that were held at some
-        # time since the first page: ``_order`` is sorted, and ``_later`` has the newer seqs.
+        # Used while a client lists the leases page by page. Together, the lists contain all seqs
+        # that have been held at any time since the first page: ``_order`` is sorted, and ``_later``
+        # contains the newer seqs.
         self._order: array[int] | None = None
         self._later: list[int] = []  # seqs leased after ``_order`` was created, not sorted
         self.pollers: dict[str, LeaseHolder] = {}

@@ -2,8 +2,8 @@
 themselves are not part of it.
 
     rows           by seq: jobs that are leased, claimable again, or being moved to a dead-letter
-                   topic; according to the log, the other jobs were never delivered
-    delays         by seq: earliest delivery time of a job that was never delivered (wall ms)
+                   topic; according to the log, the other jobs have never been delivered
+    delays         by seq: earliest delivery time of a job that has never been delivered (wall ms)
     dead_lettered  the number of jobs moved to a dead-letter topic
 
 Startup loads the ledger from a checkpoint (`unpack`) and applies the frames of the log to it. Then
@@ -26,7 +26,7 @@ columns of rows have one item for each row, in the same order, and so do the two
 Integers are little-endian. A part:
 
     key         items  meaning
-    seq         u64    of the rows
+    seq         u64    seqs of the rows
     state       u8     `JobState`
     until       i64    ``until_ts``
     number      u64    number of the lease, or 0
@@ -57,7 +57,7 @@ from topics.formats.ranges import SeqRun
 
 
 class JobState(IntEnum):
-    """State of a job that was delivered. The numbers are stored on disk: never renumber, only
+    """State of a job that has been delivered. The numbers are stored on disk: never renumber, only
     add.
     """
 
@@ -86,8 +86,8 @@ _STATES = {int(state): state for state in JobState}
 
 
 def keeps_leases(config: TopicConfig) -> bool:
-    """Return whether the log contains all leases and deliveries, and not only jobs that are
-    moved.
+    """Return whether the log contains all leases and deliveries, and not only those of jobs that
+    are being moved.
     """
     return config.leases_durable and config.durability != "ephemeral"
 

@@ -39,7 +39,7 @@ class Router:
     source_id: int
     source_epoch: int
     dest_id: int
-    start_seq: int  # head of the source at the creation; later records are forwarded
+    start_seq: int  # head of the source when the router was created; later records are forwarded
     base_total: int = 0
 
     @property
@@ -87,8 +87,8 @@ class Router:
 class RouterGraph:
     """The routers by name, by id and by topic.
 
-    ``last_id`` is the highest id that was ever used. ``cyclic`` has the ids of the routers on
-    cycles.
+    ``last_id`` is the highest id that has ever been used. ``cyclic`` contains the ids of the
+    routers on cycles.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class RouterGraph:
         """Check that the router ``name`` may get this config.
 
         Raise `TopicExistsIncompatible` if its dest has another source, or `RouterCycle` if it would
-        close a cycle and does not allow cycles. Properties that the router has already are not
+        close a cycle and does not allow cycles. Properties that the router already has are not
         checked again.
         """
         now = self.by_name.get(name)
@@ -167,13 +167,13 @@ class RouterGraph:
                 raise RouterCycle([config.source, *path])
 
     def _check_fan_in(self, name: str, config: RouterConfig) -> None:
-        """Raise `TopicExistsIncompatible` if another router appends to the dest from another
+        """Raise `TopicExistsIncompatible` if another router appends to the dest from a different
         source.
         """
         for other in self._into.get(config.dest, {}).values():
             if other.name != name and other.source != config.source:
                 raise TopicExistsIncompatible(
-                    f'topic "{other.dest}" already has another source, and may have only one',
+                    f'topic "{other.dest}" already has a different source, and may have only one',
                     reason=FAN_IN,
                     topic=other.dest,
                 )

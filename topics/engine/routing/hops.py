@@ -1,8 +1,8 @@
 """Hops: the number of routers that the records of a topic have passed, by ranges of seqs.
 
-A record of a client has hop 0, and a copy has one more than its original. The hops are in memory
-only, and unknown hops count as 0. So after a restart, a record on a cycle may be forwarded up to
-`HOPS_MAX` more times.
+A record appended by a client has a hop count of 0. The hop count of a copy is one higher than that
+of its original. The hop counts are only in memory, and an unknown hop count is treated as 0. So
+after a restart, a record on a cycle may be forwarded up to `HOPS_MAX` more times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HOPS_MAX = 8  # a record with this number of hops is not forwarded by a router o
 
 
 class Hops:
-    """The hops of one topic. Ranges with hop 0 are not stored."""
+    """The hop counts of one topic. Ranges with a hop count of 0 are not stored."""
 
     __slots__ = ("_firsts", "_hops", "_lasts")
 
@@ -28,8 +28,8 @@ class Hops:
         return len(self._hops)
 
     def note(self, first: int, last: int, hop: int) -> None:
-        """Record that the seqs ``first`` to ``last`` have this hop. The seqs must be above all
-        earlier seqs.
+        """Record that the seqs ``first`` to ``last`` have this hop count. The seqs must be above
+        all earlier seqs.
         """
         lasts = self._lasts
         assert not lasts or lasts[-1] < first <= last, "seqs are added in ascending order"
@@ -43,8 +43,8 @@ class Hops:
         self._hops.append(hop)
 
     def at(self, seq: int) -> tuple[int, int]:
-        """Return the hop of ``seq``, and the last seq of the run around it that has the same
-        hop.
+        """Return the hop count of ``seq``, and the last seq of the run around it that has the same
+        hop count.
         """
         index = bisect_left(self._lasts, seq)
         if index == len(self._lasts):
@@ -53,7 +53,7 @@ class Hops:
         return (self._hops[index], self._lasts[index]) if first <= seq else (0, first - 1)
 
     def drop_to(self, seq: int) -> None:
-        """Drop the hops of all seqs up to and including ``seq``."""
+        """Drop the hop counts of all seqs up to and including ``seq``."""
         count = bisect_left(self._lasts, seq + 1)
         if count:
             del self._firsts[:count], self._lasts[:count], self._hops[:count]

@@ -1,9 +1,10 @@
 """Picking: selects the records of a source that a router forwards next.
 
     next in the source                            step
-    a loss or damage                              a trim; a batch of records ends before it
-    records whose hop differs from the batch's    the batch ends before them
-    records or a loss with the maximum hop        skip them
+    a loss or damage                              trim it; a batch of records ends before it
+    records whose hop count differs from the      the batch ends before them
+    hop count of the batch
+    records or a loss with the maximum hop count  skip them
     records deleted, or rejected by the filter    skip them
     other records                                 pick as many as the bounds allow
 
@@ -59,7 +60,8 @@ class Picked(NamedTuple):
     to ``to_seq`` is to be forwarded.
 
     - ``trimmed``: the number of lost seqs.
-    - ``hop``: the hop of the picked or lost records in the source. Their copies have one more.
+    - ``hop``: the hop count of the picked or lost records in the source. The hop count of their
+      copies is one higher.
     - ``count``: the number of picked records. ``size``: their rendered bytes, including commas.
     """
 
@@ -85,9 +87,10 @@ def pick(
     hop_max: int = HOPS_MAX,
     reads_all: bool = False,
 ) -> Picked:
-    """Return the next records after the cursor, as many as the bounds allow, but at least one.
+    """Return the next step of a router whose cursor is at ``cursor``.
 
-    ``to_seq`` of the result is the cursor if the source has nothing after it. The caller must have
+    A step that picks records contains as many as the bounds permit, but at least one. If the source
+    has nothing after the cursor, ``to_seq`` of the result is the cursor. The caller must have
     removed records that are older than the TTL.
 
     - ``scan_records`` bounds the number of examined records. Call again from ``to_seq``, even if no
@@ -97,14 +100,14 @@ def pick(
     """
     if cursor >= topic.head_seq:
         return Picked([], cursor, 0, 0, 0, 0)
-    # A source removes records below its floors. A router whose cursor is below a floor has missed
-    # them.
+    # A source has removed the records below its floors. A router whose cursor is below a floor has
+    # missed some of them.
     floors = topic.floors
     lost_below = max(floors.cap, floors.loss, floors.damage, floors.trim)
     # If the cursor is below a floor, trim first. The TTL floor is left out, because expired records
     # are skipped.
     if cursor + 1 < lost_below:
-        # The hop of the lost seqs determines whether their records would have been forwarded.
+        # The hop count of the lost seqs determines whether their records would have been forwarded.
         hop, last = hops.at(cursor + 1)
         last = min(last, lost_below - 1)
         return Picked([], last, last - cursor if hop < hop_max else 0, hop, 0, 0)
@@ -155,25 +158,26 @@ class _Picker:
         # The cursor may be below the start. Deleted and expired records there are skipped.
         self._seq = max(cursor + 1, topic.start_seq)
         self._at = self._index.find(self._seq)
-        # ``_hop`` is the hop of the batch, and valid only with runs or a trim.
+        # ``_hop`` is the hop count of the batch. It is valid only if there are runs or a trim.
         self._hop = self._count = self._size = self._trimmed = 0
         self._runs: list[PickedRun] = []
 
     def pick(self, hops: Hops) -> Picked:
-        """Pick records until a bound, a loss or another hop ends the batch."""
+        """Pick records until a bound, a loss or a different hop count ends the batch."""
         head = self._topic.head_seq
         # Search for a range of lost records only once. Records after that range belong to the next
         # batch.
         loss = next_loss(self._topic, self._seq, head)
         end = head + 1 if loss is None else loss.first
-        # All records of a batch must have the same hop, because the frame stores one hop.
+        # All records of a batch must have the same hop count, because the frame stores only one.
         while self._seq < end:
             hop, last = hops.at(self._seq)
             stop = min(last + 1, end)
             if hop >= self._hop_max:
                 # These records have the maximum number of hops, and are not forwarded.
                 self._seq, self._at = stop, self._index.find(stop)
-            # The batch has records of another hop, or `_pick_to` has reached a bound or damage.
+            # The records of the batch have a different hop count, or `_pick_to` has reached a bound
+            # or damage.
             elif (self._runs and hop != self._hop) or not self._pick_to(stop, hop):
                 break
         # Trim lost seqs only if the batch is still empty. Otherwise the next batch trims them.
@@ -183,10 +187,10 @@ class _Picker:
         return Picked(self._runs, self._seq - 1, self._trimmed, hop, self._count, self._size)
 
     def _pass_loss(self, loss: Loss, hops: Hops) -> None:
-        """Trim the next lost seqs that have the same hop, because their records would have been
-        forwarded.
+        """Trim the next lost seqs that have the same hop count, because their records would have
+        been forwarded.
 
-        Skip them without a trim if they have the maximum hop.
+        Skip them without a trim if they have the maximum hop count.
         """
         self._hop, last = hops.at(self._seq)
         last = min(last, loss.last)
@@ -195,7 +199,7 @@ class _Picker:
         self._seq = last + 1
 
     def _pick_to(self, stop_seq: int, hop: int) -> bool:
-        """Pick records below ``stop_seq``, which all have the same hop.
+        """Pick records below ``stop_seq``, which all have the same hop count.
 
         Return False if a bound or damage ends the batch.
         """

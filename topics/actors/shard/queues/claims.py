@@ -51,7 +51,7 @@ ClaimCall: TypeAlias = InboundMessage[TopicParams, ClaimResult]
 
 
 class PolledClaim(Claimer):
-    """A claim that waits for its reply. ``leased``: the change that has leased jobs to it."""
+    """A claim that is waiting for its reply. ``leased``: the change that has leased jobs to it."""
 
     __slots__ = ("capacity", "claim", "claims", "deadline", "is_done", "leased", "request")
     is_stream = False
@@ -85,7 +85,7 @@ class PolledClaim(Claimer):
     def settle(self, change: LeaseChange, result: LogProgress | OSError) -> None:
         """See `Claimer.settle`."""
         if self.is_done:
-            return  # the claim was dropped in the meantime, and its leases were released
+            return  # the claim has been dropped in the meantime, and its leases were released
         self.claims.remove(self)
         if isinstance(result, OSError):
             answer_error(self.request, unwritable(result))
@@ -110,7 +110,7 @@ class Claims(Service):
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._dispatch = dispatch
         self._polls: dict[tuple[LinkSession, int], PolledClaim] = {}
-        # Claims that wait for a held queue, oldest first. They are not in a wait list yet.
+        # Claims that are waiting for a held queue, oldest first. They are not in a wait list yet.
         self._deferred: dict[tuple[LinkSession, int], ClaimCall] = {}
 
     def register(self, router: MessageRouter) -> None:
@@ -120,7 +120,7 @@ class Claims(Service):
         router.subscribe(UNCLAIMED, self._unclaimed)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Drop the claims of the session, because its front is disconnected."""
+        """Drop the claims of the session, because its front has disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)
@@ -210,7 +210,7 @@ class Claims(Service):
         _refuse(poll.request)
 
     def _release_leases(self, topic: Topic, leases: Iterable[tuple[int, int]]) -> None:
-        """Release the leases with these seqs and numbers, unless they have changed since."""
+        """Release the leases with these seqs and numbers, unless they have changed since then."""
         change = lease_jobs.unclaim(topic, leases, self._commits.now())
         if change.frames:
             self._context.submit_or_undo(change, grows=True)
@@ -218,4 +218,4 @@ class Claims(Service):
 
 
 def _refuse(request: ClaimCall) -> None:
-    request.error(ErrorCode.TIMEOUT, "the front no longer waits for jobs")
+    request.error(ErrorCode.TIMEOUT, "the front is no longer waiting for jobs")

@@ -1,19 +1,21 @@
-"""Dead letters: exhausted jobs are moved to the dead-letter topic of their queue (§10.6).
+"""Dead letters: moves exhausted jobs to the dead-letter topic of their queue (§10.6).
 
-    DEAD --a LEASE frame, synced--> DYING --`mover.move`--> moved
-      ^   '-- the log cannot ---.     ^ '-- refused --.
-      '-------------------------'-----|---------------'
-                                      '-- unknown: the same batch again
-                 retried after a pause, or claimable again under a new config
+    state  event                                     next state
+    DEAD   a LEASE frame for the batch is synced     DYING
+    DEAD   the log cannot write the frame            DEAD, retried after a pause
+    DYING  `mover.move` has moved the job            deleted from the queue
+    DYING  the target has refused the job            DEAD, retried after a pause
+    DYING  the outcome of the move is unknown        DYING, the same batch is retried after a pause
+    any    the config has another dead-letter rule   claimable again
 
 A queue of class `ephemeral` writes no frame, because its jobs are lost when the process ends. After
 a crash, the log and the checkpoint identify the jobs of other queues that are to be moved.
 
 Each queue with dead jobs has a task, which moves one batch at a time until the outcome of each of
 its jobs is known. Only then does the next batch start, so the target needs to keep only the keys of
-the last batch (``decisions/0049``). A backup also waits until all outcomes are known. A job that a
-cap, its age or a delete removes in the meantime is not counted as dead-lettered, but the target may
-have a copy of it.
+the last batch (``decisions/0049``). A backup also waits until all outcomes are known. A job that is
+removed by a cap, by its age or by a delete in the meantime is not counted as dead-lettered, but the
+target may have a copy of it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from topics.errors import TopicsError
 from topics.formats.api.queue_answers import record_parts, stamped
 from topics.formats.api.topic_config import TopicConfig
 
-RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # the pause is doubled while no job can be moved
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 4.0  # bounds of the pause, which doubles while no job can be moved
 # Maximum number of batches in flight to one shard. Each contains about 1 MiB of records at most. If
 # a shard does not reply, only moves to its own topics stop.
 MOVES_MAX: Final = 8
@@ -89,7 +91,8 @@ class DeadLetters(Service):
 
     async def run(self) -> None:
         """Continue after a restart, first with batches that were in flight."""
-        # Backups wait for batches in flight, and so do the other dead jobs of their queues.
+        # A batch that was in flight delays backups and the other dead jobs of its queue. So start
+        # with these batches.
         queues = [topic for topic in self._engine.topics.values() if topic.jobs is not None]
         for topic in queues:
             if jobs_of(topic).dead_lettering:
@@ -175,7 +178,7 @@ class DeadLetters(Service):
         if failure is None or not self._may_move(queue):
             queue.failure = ""
             return
-        # Log a reason once, and not for each attempt.
+        # Log each reason only once, not for every attempt.
         if queue.failure != failure.code:
             queue.failure = failure.code
             log.warning(
@@ -198,7 +201,7 @@ class DeadLetters(Service):
         Return the first error if jobs could not be moved.
         """
         topic, context = queue.topic, self._context
-        # Wait first, and then check again, because the config may have changed in the meantime.
+        # Wait before the check, because the config may change during the wait.
         await self._begin(queue)
         if not self._may_move(queue):
             return None
@@ -252,7 +255,7 @@ class DeadLetters(Service):
             result = await context.commits.submit_and_wait(change)
             if isinstance(result, OSError):
                 return result
-        # Jobs that were removed while the frame was written are left out.
+        # Jobs that were removed while the frame was being written are left out.
         dying = jobs_of(topic).dead_lettering
         return [self._copy_of(topic, job) for job in jobs if job[0] in dying]
 

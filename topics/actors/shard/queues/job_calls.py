@@ -67,8 +67,8 @@ class JobCalls(Service):
             context.held.defer_if_held(params.topic, self._ack, request)
             return
         gathered = request, decode_ack(request.attachment, context.limits)
-        # A retry is processed alone and now, because its frame may use the reserve of the log only
-        # if its group contains no appends.
+        # A retry is processed immediately and in a group of its own, because its frame may use the
+        # log's reserve only if the group contains no appends.
         if is_retry:
             self._decide_acks(params.topic, [gathered], is_retry=True)
         else:
@@ -89,7 +89,7 @@ class JobCalls(Service):
         self, name: str, acks: list[tuple[JobsCall, JobsRequest]], *, is_retry: bool
     ) -> None:
         context = self._context
-        if name in context.held.waiting:  # another message of this iteration holds the queue
+        if name in context.held.waiting:  # another message of this iteration has held the queue
             for request, _ in acks:
                 context.held.defer_if_held(name, self._ack, request)
             return

@@ -1,10 +1,10 @@
 """Job dispatch: leases the jobs of queues to waiting claims and work streams (§10.2, §10.8).
 
-If no other claimer waits and jobs are ready, a claim is served immediately. All other claims join
-the wait list of their queue. A wait list becomes due in these cases:
+If no other claimer is waiting and jobs are ready, a claim is served immediately. All other claims
+join the wait list of their queue. A wait list becomes due in these cases:
 
 - a claimer joins
-- a commit makes jobs claimable, or frees capacity of a stream
+- a commit makes jobs claimable, or gives a stream capacity again
 - jobs are released
 - the window of a cohort is over
 - a timer fires when jobs become claimable, or when jobs of a full stream expire
@@ -57,8 +57,8 @@ class JobDispatch(Service):
     def __init__(self, context: ShardContext, on_dead: Callable[[Topic], object]) -> None:
         self._context, self._commits, self._engine = context, context.commits, context.engine
         self._on_dead = on_dead
-        # A queue has an entry only while a claimer waits or a work stream is open. `_wait_list`
-        # creates it and `_drop_if_empty` removes it.
+        # A queue has an entry only while a claimer is waiting or a work stream is open.
+        # `_wait_list` creates the entry, and `_drop_if_empty` removes it.
         self._wait_lists: dict[int, WaitList] = {}  # by topic id
         self._due: dict[WaitList, None] = {}  # in the order in which iterations serve them
         # The cost of this iteration, limited to about `JOBS_PER_ITERATION`. `_lease` and `on_due`
@@ -71,12 +71,12 @@ class JobDispatch(Service):
     # Claimers
 
     def serve_immediately(self, claimer: Claimer) -> bool:
-        """Lease jobs to a claimer if no other claimer waits.
+        """Lease jobs to a claimer if no other claimer is waiting.
 
         Return False if the claimer must join the wait list. Raises OSError if records cannot be
         read, and `NotReady` if the leases must be logged but cannot be.
         """
-        # Earlier claimers are served first. This includes the claimers of other queues whose lists
+        # Earlier claimers take precedence. This includes the claimers of other queues whose lists
         # are due, because all queues share the cost limit of an iteration.
         topic = claimer.topic
         if self._due or topic.id in self._wait_lists or self._spent >= JOBS_PER_ITERATION:
@@ -101,7 +101,7 @@ class JobDispatch(Service):
         self._make_due(wait_list)
 
     def leave(self, claimer: Claimer) -> None:
-        """Remove a claimer from its wait list, if it waits there."""
+        """Remove a claimer from its wait list, if it is waiting there."""
         wait_list = self._wait_lists.get(claimer.topic.id)
         if wait_list is not None:
             wait_list.leave(claimer)
@@ -182,7 +182,7 @@ class JobDispatch(Service):
 
     def on_rollback(self) -> None:
         """End the lists of topics whose creation was undone, and serve the other lists again."""
-        # The log has lost a group. Its leases were undone, so their jobs are claimable again.
+        # The log has lost a group. The leases in it were undone, so their jobs are claimable again.
         for wait_list in tuple(self._wait_lists.values()):
             if wait_list.topic.deleted:
                 self._end(wait_list)
@@ -266,8 +266,8 @@ class JobDispatch(Service):
                 self._spent < JOBS_PER_ITERATION
             ):
                 break
-        # All claimers were served, or the queue has no further jobs. Claimers that may not wait get
-        # an empty reply.
+        # All claimers have been served, or the queue has no further jobs. Claimers that may not
+        # wait get an empty reply.
         wait_list.uncounted.clear()
         self._answer_unserved(wait_list, tuple(wait_list.unserved))
 
@@ -305,8 +305,8 @@ class JobDispatch(Service):
         """Call `_lease`. If records are unreadable, only these claimers fail."""
         claimers = [share.claimer for share in shares]
         requests = [share.claimer.claim_request(share.max_jobs) for share in shares]
-        # Each claimer has its own limit in bytes. Together they get at most the limit of an
-        # iteration, or the largest limit of a single claimer if that is higher.
+        # Each claimer has its own byte limit. Together they get at most the limit of an iteration,
+        # or the largest limit of a single claimer if that is higher.
         bounds = [claimer.max_bytes for claimer in claimers]
         max_bytes = min(max(ITERATION_BYTES_MAX, *bounds), sum(bounds))
         try:
@@ -410,7 +410,7 @@ class JobDispatch(Service):
 
     def _end(self, wait_list: WaitList) -> None:
         """End the wait list of a deleted queue."""
-        # A stream may be in both lists. It must get the error once.
+        # A stream may be in both lists, but must get the error only once.
         claimers = dict.fromkeys((*wait_list.waiting, *wait_list.streams.values()))
         # Clear the lists before the errors are sent, because `end` may call `leave` or
         # `unfollow`.

@@ -21,20 +21,20 @@ from topics.engine.queue.ledger import keeps_leases
 from topics.engine.topic import Topic
 from topics.storage.wal.log_progress import LogProgress
 
-SLICE_JOBS = 2048  # takes a few milliseconds, and one sync if the durability class requires it
+SLICE_JOBS = 2048  # maximum number of jobs in a slice, which takes a few milliseconds to log
 
 Done = Callable[[OSError | None], None]
 
 
 class LeaseLogging:
-    """Logs the leases of the queues of one shard."""
+    """Logs the leases of one shard's queues."""
 
     def __init__(self, context: ShardContext) -> None:
         self._context, self._commits = context, context.commits
 
     @staticmethod
     def is_due(topic: Topic) -> bool:
-        """Return whether the log lacks leases of this topic that must be durable."""
+        """Return whether leases of this topic that must be durable are missing from the log."""
         has_unlogged = topic.jobs is not None and topic.jobs.unlogged is not None
         return has_unlogged and keeps_leases(topic.config) and not topic.deleted
 

@@ -44,7 +44,7 @@ from topics.errors import NotReady, TopicsError
 from topics.formats.api.queue_answers import RecordParts, append_request
 from topics.formats.wire.calls import APPEND, AppendOutcome, AppendParams, AppendResult, outcome_in
 
-COPIES_BYTES: Final = 1 << 20  # total size of records at which a batch is complete
+COPIES_BYTES: Final = 1 << 20  # a batch is complete when its records reach this total size
 
 Delete: TypeAlias = Callable[[Topic, Sequence[int], Now], FinishJobs]
 
@@ -97,7 +97,7 @@ async def move(
 async def _append(
     context: ShardContext, target: str, copies: Sequence[RecordCopy]
 ) -> dict[int, TopicsError]:
-    """Append the copies. Return, by seq, the errors of copies that may be missing in the target."""
+    """Append the copies. Return, by seq, the errors of copies that the target may not contain."""
     params = AppendParams(
         target,
         None,

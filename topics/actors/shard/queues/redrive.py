@@ -1,4 +1,4 @@
-"""Redrive: moves records of a topic, such as dead letters, to their sources or to one target.
+"""Redrive: moves records, such as dead letters, from a topic to their sources or to one target.
 
     search a slice --> wait until moves may begin --> choose a window --> move it --> search ...
     at the end: count the remaining records, slice by slice --> reply
@@ -15,8 +15,8 @@ The records of a window are moved to all their targets in parallel. The keys of 
 duplicates if a redrive is repeated after a crash. One redrive of a topic runs at a time, and other
 redrives wait for it. A redrive is counted in `Moves` from the first copy of a window until no copy
 is in flight.
-After `TIME_MAX_S` it chooses no further records and returns the number of records moved so far. The
-window in flight is still finished.
+After `TIME_MAX_S` it chooses no further records and returns the number of records moved so far. A
+window that is in flight at that time is still completed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Transfer:
         self, request: RedriveCall, topic: Topic, redrive: Redrive, engine: ShardEngine
     ) -> None:
         self.request, self.topic, self.redrive = request, topic, redrive
-        # ``is_answered``: the result is being computed or was sent, so no further records are
+        # ``is_answered``: the result is being computed or has been sent, so no further records are
         # chosen. ``is_stopped``: the selection is exhausted, or the only target refuses records.
         self.is_answered = self.is_stopped = False
         self.ended = trio.Event()
@@ -92,10 +92,10 @@ class Transfer:
         self._counted = 0
         self._engine = engine
         self._selection = selection.select(topic, engine.store, redrive.before_seq, redrive.match)
-        # Records that could not be chosen because they were busy. The records that still exist at
-        # the end count as remaining.
+        # Records that could not be chosen because they were busy. Those that still exist at the end
+        # count as remaining.
         self._skipped_seqs: list[int] = []
-        self._refused: dict[str, str] = {}  # by target that has refused a record: the error code
+        self._refused: dict[str, str] = {}  # error codes by target, for targets that have refused
 
     @property
     def is_done(self) -> bool:
@@ -133,7 +133,7 @@ class Transfer:
         """Choose the next window of records, and return copies for each target in order of seqs.
 
         The records are in flight afterwards, and hidden from clients. No other records may be in
-        flight. An empty window does not mean that all records are chosen.
+        flight. An empty window does not mean that all records have been chosen.
         """
         assert not self.in_flight, "one window is in flight at a time"
         found: dict[str, list[RecordCopy]] = {}
@@ -160,7 +160,7 @@ class Transfer:
             for seq in free:
                 self._choose_record(seq, records.get(seq), found, now)
             size += sum(map(len, records.values()))
-        # `refuse` may have stopped the redrive before the selection is exhausted.
+        # `refuse` may have stopped the redrive before the selection was exhausted.
         self.is_stopped = self.is_stopped or self._selection.is_exhausted
         return found
 
@@ -180,7 +180,7 @@ class Transfer:
             self._counted += selection.count_live(topic, store, seqs)
         elif self._selection.is_exhausted:
             return False
-        # The target of the request has refused no record, so the other records count as remaining.
+        # The requested target has refused no record, so the other records count as remaining.
         elif self.redrive.to not in self._refused:
             self._counted += self._selection.count_slice()
         elif topic.jobs is None:  # the only target refuses further records
@@ -199,7 +199,7 @@ class Transfer:
     ) -> None:
         parts = None if record is None else record_parts(record)
         if parts is None:
-            self.skip(seq, Internal.code, now)  # the record is unreadable
+            self.skip(seq, Internal.code, now)  # skipped because the record is unreadable
             return
         # If the request has no target, the target is the source that the record names.
         target = source_of(parts.meta) if self.redrive.to is None else self.redrive.to
@@ -227,7 +227,7 @@ class Transfer:
         self._make_visible((seq,), now)
         self.skipped += 1
         skip = SkippedRecord(seq, code)
-        # Report the reason of the lowest seq, so that the result does not depend on the order of
+        # Report the reason for the lowest seq, so that the result does not depend on the order of
         # the targets.
         self.reason = skip if self.reason is None else min(self.reason, skip)
 
@@ -259,7 +259,7 @@ class Redrives(Service):
 
     def __init__(self, context: ShardContext, note_claimable: Callable[[Topic], object]) -> None:
         self._context, self._note_claimable = context, note_claimable
-        # An entry exists while a redrive of the topic runs or waits.
+        # An entry exists while a redrive of the topic is running or waiting.
         self._locks: dict[int, trio.Lock] = {}  # by topic id
         self._slices = trio.Lock()
 
@@ -355,7 +355,7 @@ class Redrives(Service):
 
         Copies that are still in flight count as remaining until they are moved.
         """
-        # The client gets a result in time. Copies in flight are still finished by `_run`.
+        # The client gets a result in time. `_run` still completes the copies in flight.
         with trio.move_on_after(TIME_MAX_S):
             await transfer.ended.wait()
         transfer.is_answered = True

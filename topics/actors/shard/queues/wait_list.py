@@ -9,9 +9,10 @@ A claimer is a polled claim or a work stream.
     `claim_jitter_ms` 0    each claimer in turn gets as many jobs as its capacity allows
     `claim_jitter_ms` > 0  GATHERING --window over--> DISTRIBUTING --cohort served--> GATHERING
 
-A cohort consists of the claimers that wait when the window is over. The jobs are divided evenly
-among them, in order of arrival, in slices that one loop iteration can lease. If there are fewer
-jobs than claimers, the first claimers get one job each, and the other claimers stay in the list.
+A cohort consists of the claimers that are waiting when the window is over. The jobs are divided
+evenly among them, in order of arrival, in slices that one loop iteration can lease. If there are
+fewer jobs than claimers, the claimers that arrived first get one job each, and the other claimers
+stay in the list.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from topics.storage.wal.log_progress import LogProgress
 
 
 class Claimer:
-    """Base of both kinds of claimers.
+    """Base class of both kinds of claimers.
 
-    ``lease_ms``: None selects the queue's setting at the time of the lease. ``capacity``: the
+    ``lease_ms``: None selects the queue's setting when the jobs are leased. ``capacity``: the
     number of jobs that the claimer accepts now. A claimer with capacity 0 leaves the wait list.
     """
 
@@ -110,7 +111,7 @@ class WaitList:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no claimer waits and no stream is open. An open stream may wait later."""
+        """Return whether no claimer is waiting and no stream, which may wait later, is open."""
         return not (self.waiting or self.streams)
 
     # Claimers
@@ -124,7 +125,7 @@ class WaitList:
         self.uncounted[claimer] = None
 
     def leave(self, claimer: Claimer) -> None:
-        """Remove the claimer, if it waits."""
+        """Remove the claimer, if it is waiting."""
         self.waiting.pop(claimer, None)
         self.unserved.pop(claimer, None)
         self.uncounted.pop(claimer, None)
@@ -161,8 +162,8 @@ def even_shares(capacities: Sequence[int], jobs: int) -> list[int]:
     All shares are equal, except that no share exceeds the claimer's capacity in ``capacities``. The
     first claimers with further capacity get the remainder.
     """
-    # Raise the common share to the capacity of each claimer in turn, the smallest first, until the
-    # jobs do not suffice for all claimers that have capacity left.
+    # Raise the common share to the capacity of each claimer in turn, from the smallest to the
+    # largest, until the jobs do not suffice for all claimers that have capacity left.
     rounds, with_capacity = 0, len(capacities)
     for capacity in sorted(capacities):
         more = min(capacity - rounds, jobs // with_capacity)

@@ -146,7 +146,7 @@ class WorkStreams(Service):
     # Ends of streams
 
     def end(self, stream: WorkStream, error: Exception) -> None:
-        """End a stream, because its queue was deleted or its records are unreadable."""
+        """End a stream, because its queue has been deleted or its records are unreadable."""
         if isinstance(error, TopicNotFound):
             code, message = NotAQueue.code, f'topic "{stream.topic.name}" is no longer a queue'
         else:
@@ -158,7 +158,7 @@ class WorkStreams(Service):
         """Remove the stream and release its leases, so that its jobs are claimable.
 
         ``unshown``: the seqs and lease numbers of jobs that were not sent to the client. Do nothing
-        if the stream was already removed.
+        if the stream has already been removed.
         """
         if self._find(stream.session, stream.number) is not stream:
             return
@@ -169,7 +169,7 @@ class WorkStreams(Service):
         self._dispatch.unfollow(stream)
         if stream.holder.held and not stream.topic.deleted:
             now = self._commits.now()
-            # First release the unshown jobs, whose deliveries do not count, and then all others.
+            # First release the unshown jobs, whose deliveries do not count, then all other jobs.
             for change in (
                 lease_jobs.unclaim(stream.topic, unshown, now),
                 lease_jobs.release(stream.topic, stream.holder, now),

@@ -28,10 +28,10 @@ _BODY: Final = struct.Struct("<III")
 
 
 class ForwardBatch(NamedTuple):
-    """The records that follow the cursor of some routers, up to ``to_seq``.
+    """The records after the common cursor of some routers, up to ``to_seq``.
 
     ``number`` identifies ``body``; if it is 0, the runs refer to frames of the log. ``seqs``: the
-    source seq of the first record of each run.
+    seq in the source of each run's first record.
     """
 
     to_seq: int
@@ -52,8 +52,8 @@ class ForwardBatch(NamedTuple):
 
 
 def frame_bytes_max(run_count: int, names: Iterable[str]) -> int:
-    """Return an upper bound for the bytes of a FORWARD frame and its related frames, excluding
-    the payload.
+    """Return an upper bound for the size of a FORWARD frame and its related frames in bytes,
+    excluding the payload.
 
     ``names``: the names of the frame's routers, and the other strings in their stamps.
     """

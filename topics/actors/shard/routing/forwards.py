@@ -1,8 +1,10 @@
 """Forwards: append the copies that routers make to the dests in this shard (§6).
 
-    router.forward -> for each router: is its cursor at from_seq, has its dest space?
-        -> routers with equal copies: ONE frame with the payload and all cursors --committed-->
-        outcome; all outcomes -> reply
+    1. `router.forward` arrives. For each router, check that its cursor is at ``from_seq`` and that
+       its dest has space.
+    2. Routers whose copies are equal share ONE frame with the payload and all of their cursors.
+    3. The commit of the frame determines the outcome for its routers. When all outcomes are known,
+       they are sent in one reply.
 
 If a router's cursor is not where the forward begins, the forward changes nothing for that router,
 and the reply contains the actual cursor. So a forward that is sent twice is applied once. If the
@@ -68,7 +70,7 @@ ForwardCall: TypeAlias = InboundMessage[ForwardParams, ForwardResult]
 Settle: TypeAlias = Callable[..., None]
 """`_Answers.settle`, bound to one target."""
 
-LOGGED_MAX: Final = 16  # number of batches to whose payload a later frame may refer
+LOGGED_MAX: Final = 16  # maximum number of batches whose payload later frames may refer to
 _EXTERNAL: Final = int(RecordFlags.EXTERNAL)
 
 log = structlog.get_logger()
@@ -93,7 +95,7 @@ class Forwards(Service):
         router.serve(FORWARD, self._forward)
 
     def _forward(self, request: ForwardCall) -> None:
-        # First settle the targets that cannot take part. If none is left, the reply has been
+        # First settle the targets that cannot take part. If no target is left, the reply has been
         # sent.
         self._context.check_writable(grows=True)
         params, answers = request.params, _Answers(request)
@@ -128,8 +130,8 @@ class Forwards(Service):
     ) -> ForwardDest | None:
         """Return the target if it takes part in the forward, or settle it and return None."""
         topic = self._engine.topics.get(target.dest)
-        # The topic was deleted, or deleted and created again. No copies must be appended to the new
-        # topic.
+        # The topic has been deleted, or deleted and created again. No copies must be appended to
+        # the new topic.
         if topic is None or topic.id != target.dest_id:
             settle(ForwardStatus.NO_DEST, Derivation(target.start_seq, 0))
             return None
@@ -183,8 +185,8 @@ class Forwards(Service):
         if payload is None:  # the records are unreadable, or are not in the current log file
             _settle_all_behind(takers, params, answers)
             return
-        # Dests may differ in `$ts`, in free space and in the size of the copies. Each group of
-        # equal dests gets one frame.
+        # Dests may differ in `$ts`, in free space and in the size of their copies. Dests that agree
+        # in all three form a group, which gets one frame.
         groups: dict[_CopyGroup, dict[int, ForwardDest]] = {}
         copiers: dict[_CopyGroup, Copier] = {}
         plain: Copier | None = None
@@ -277,7 +279,7 @@ class Forwards(Service):
     ) -> int:
         """Submit the changes, and return the LSN of their frame; 0 if there are no changes."""
         indexes = {taker.router: index for index, taker in takers.items()}
-        # Other shards may have used up the shared quota of bytes since the check.
+        # Other shards may have used up the shared byte quota since the check.
         for taker in forwarded.refused:
             at = Derivation(params.from_seq, taker.total)
             answers.settle(indexes[taker.router], ForwardStatus.FULL, at)
@@ -408,8 +410,8 @@ class _CopyGroup(NamedTuple):
 class _Payload(NamedTuple):
     """The records of a forward.
 
-    ``views``: the records by the LSN in the runs; 0 means the attachment. ``logged_at``: LSN of the
-    frame that contains the attachment, or 0.
+    ``views``: the records, by the LSN in the runs; LSN 0 stands for the attachment. ``logged_at``:
+    LSN of the frame that contains the attachment, or 0.
     """
 
     runs: Sequence[Run]
@@ -454,7 +456,7 @@ class _Payload(NamedTuple):
         return ForwardBody(0, 0, (), runs, stamps=self.stamps, payload=payload)
 
     def seq_of(self, index: int, seqs: Sequence[int]) -> int:
-        """Return the source seq of a record. ``seqs``: the first source seq of each run."""
+        """Return a record's seq in the source. ``seqs``: source seqs of the runs' first records."""
         for run, seq in zip(decode_runs(self.params.runs), seqs, strict=True):
             if index < run.stop - run.start:
                 return seq + index

@@ -1,11 +1,11 @@
-"""Mutations: changes of routers, each in its own task.
+"""Mutations: changes to routers, each in its own task.
 
 Each mutation names the routers and topics that it affects. Mutations that share a name run in the
 order of their requests. A mutation that waits for a shard delays only mutations with which it
 shares a name.
 
-    add --> waiting for earlier ones that share a name --> its task --> done, or an error reply
-                         '-- caller disconnected, or timed out: dropped
+    add --> wait for earlier mutations that share a name --> run in a task --> reply, or error reply
+                         '-- the caller has disconnected or timed out --> dropped
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from topics.actors.shard.held_topics import Request
 from topics.actors.shard.peers import PeerCall
 from topics.formats.wire.contract import Call, P, R
 
-CALL_MAX_S: Final = 5.0  # a slower shard is treated as unavailable
+CALL_MAX_S: Final = 5.0  # a shard that takes longer to reply is treated as unavailable
 log = structlog.get_logger()
 
 
 class Mutation(NamedTuple):
-    """One change of routers. ``names``: the routers and topics that it affects.
+    """One change to routers. ``names``: the routers and topics that it affects.
 
     ``mutate`` replies to ``request``, or raises the error with which the request fails.
     """

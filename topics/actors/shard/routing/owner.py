@@ -1,15 +1,16 @@
 """Router owner: the shard that creates, configures, removes and shows all routers (§6).
 
-    PUT      ends exist or are created -> log -> the shards of both ends have it -> reply
-    DELETE   log -> the available shards of the ends have it -> reply
+    PUT      check or create both ends -> log the router -> push it to the shards of both ends
+             -> reply
+    DELETE   log the removal -> push it to the available shards of the ends -> reply
     CASCADE  like DELETE, for all routers of a topic, before this topic is deleted
 
 An end of a router is its source or its dest. Mutations that share a name run sequentially
 (`mutations.py`). A mutation checks the graph, and the result of the check must remain valid until
 the change is in the log. So only one mutation at a time checks and logs, and in between it makes no
 request to another shard. The graph is changed after the log has the change, and then the shards are
-notified (`pushes.py`). After a crash between two steps, there are topics whose router was not
-created, or a router that the shards receive when they connect.
+notified (`pushes.py`). After a crash between two steps, there may be topics whose router was not
+created, or a router that the shards receive only when they connect.
 
 Configs in replies are read from the graph. Counters are requested from the shards of the sources
 for each reply. If a shard does not know a router, the reply waits for the router's pending
@@ -82,7 +83,7 @@ from topics.formats.wire.calls import (
 from topics.storage.wal.log_file import NoSpace
 
 ATTEMPTS: Final = 3  # attempts to create a router if its ends are deleted at the same time
-# A reserved slot for a new end is valid for this time. It expires before the reply is overdue.
+# How long a slot stays reserved for a new end. The reservation expires before the reply is overdue.
 RESERVATION_MS: Final = int(CALL_MAX_S * 1000) - 1000
 
 PutCall: TypeAlias = InboundMessage[RouterParams, PutResult]
@@ -101,7 +102,7 @@ class RouterCounters(NamedTuple):
 
 
 class RoutersChanging(NotReady):
-    """The shards of the sources do not know these routers, because they are being changed."""
+    """The shards of the sources do not know some routers yet, because a change is in progress."""
 
     def __init__(self, routers: list[str]) -> None:
         super().__init__("a router is being changed")
@@ -159,8 +160,8 @@ class RouterOwner(Service):
         self._mutations.add(names, partial(self._remove_topic_routers, request), request)
 
     def _note_orphans(self, router_ids: Sequence[int]) -> None:
-        # An orphan is a router whose source or dest was deleted. Skip routers that were removed
-        # after the shard reported them.
+        # An orphan is a router whose source or dest has been deleted. Skip routers that were
+        # removed after the shard reported them.
         by_id = self._graph.by_id
         names = {by_id[router_id].name for router_id in router_ids if router_id in by_id}
         self._mutations.add(names, partial(self._remove_orphans, router_ids))
@@ -275,8 +276,8 @@ class RouterOwner(Service):
         if not dest.id and not create_dest:
             raise TopicNotFound(config.dest)
         self._check_limits(name, config)
-        # Reserve the slots for both ends before one is created. Otherwise the second one could
-        # exceed the limit of topics, and the first one would remain without a router.
+        # Reserve the slots for both ends before one is created. Otherwise the second end could
+        # exceed the topic limit, and the first end would remain without a router.
         with self._reserve_topics(int(not source.id) + int(not dest.id)) as release:
             if not source.id:
                 source = await self._end(config.source, create=True)
@@ -291,7 +292,8 @@ class RouterOwner(Service):
         """Reserve ``count`` topics of the server's cap, for ends that will be created (§11).
 
         The yielded function releases one reservation. Call it for each created end, because the end
-        then counts as a topic itself. Raises `Throttled` or `NotReady`; then no end is created.
+        then counts as a topic itself. Raises `Throttled` or `NotReady`; in that case no end is
+        created.
         """
         cap = self._engine.table.topic_cap
         if cap is None or not count:
@@ -371,7 +373,7 @@ class RouterOwner(Service):
             # records that the old one may have forwarded.
             source = await self._end(router.source)
             if source.id != router.source_id:
-                return router  # the source was deleted in the meantime, as its shard will report
+                return router  # the source has been deleted, which its shard will report
             total = before.base_total + counted
             last = replace(router, start_seq=source.head_seq, base_total=total)
             if last != router:

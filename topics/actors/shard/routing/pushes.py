@@ -4,7 +4,7 @@
     a router is created, changed or removed --that router--> shard, if it is available
                                             '-- refused --> all routers again, after a pause
 
-A message contains the state of the graph at the time when it is sent, and messages of one session
+A message contains the current state of the graph when it is sent, and messages of one session
 arrive in order. So an older list never arrives after a newer change. An unavailable shard gets all
 routers when it reconnects.
 """
@@ -31,7 +31,7 @@ from topics.formats.wire.calls import (
     RouterSyncResult,
 )
 
-REPLY_MAX_S: Final = 5.0  # a slower shard is treated as unavailable
+REPLY_MAX_S: Final = 5.0  # a shard that takes longer to reply is treated as unavailable
 RETRY_S: Final = 1.0
 log = structlog.get_logger()
 

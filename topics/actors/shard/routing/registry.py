@@ -1,10 +1,10 @@
 """Registry: the routers that have an end in this shard, as sent by the owner of the graph.
 
     router.sync      new, changed or removed routers; all routers when the link session opens
-    router.stats     counters of routers with their source here
+    router.stats     counters of routers whose source is in this shard
     router.endpoint  a topic of this shard that is to become an end of a router (§6.1)
 
-While the owner is unavailable, the shard continues with the routers that it received last.
+While the owner is unavailable, the shard continues with the routers that it last received.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ EndpointCall: TypeAlias = InboundMessage[EndpointParams, EndpointResult]
 SyncCall: TypeAlias = InboundMessage[RouterSyncParams, RouterSyncResult]
 
 SETTLE_S: Final = 0.5  # maximum time that a reply with counters waits for forwards in flight
-SETTLE_POLL_S: Final = 0.005  # time between two checks whether these forwards have ended
+SETTLE_POLL_S: Final = 0.005  # interval at which the end of these forwards is checked
 
 
 class RouterRegistry(Service):
-    """Stores the routers of this shard. ``workers`` run the routers with their source here."""
+    """Stores the routers of this shard. ``workers`` run those whose source is in this shard."""
 
     def __init__(self, context: ShardContext, workers: RouterWorkers) -> None:
         self._context, self._engine, self._workers = context, context.engine, workers
@@ -94,7 +94,7 @@ class RouterRegistry(Service):
         return self._context.peers.shard_of(topic) == self._context.wal.shard
 
     def _end(self, name: str, topic_id: int) -> Topic | None:
-        """Return an end of a router, or None if the topic was deleted or created again."""
+        """Return an end of a router, or None if the topic has been deleted or created again."""
         topic = self._engine.topics.get(name)
         return topic if topic is not None and topic.id == topic_id else None
 

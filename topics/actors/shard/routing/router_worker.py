@@ -1,4 +1,4 @@
-"""Router worker: the state of one router at its source, and of the routers that share a source.
+"""Router worker: the state of one router in the shard of its source, and of each shared source.
 
 IDLE --new records--> READY --forward--> IN_FLIGHT --reply--> IDLE
   ^                     ^                       |
@@ -21,7 +21,7 @@ from topics.formats.disk.copies import Drops
 from topics.formats.wire.calls import ForwardTarget, RouterRow
 
 RETRY_MIN_S, RETRY_MAX_S = 0.02, 1.0
-HOPS_STORED_MAX = 1024  # with more hop ranges, `drop_hops` does not wait for idle routers
+HOPS_STORED_MAX = 1024  # above this number of hop ranges, `drop_hops` does not wait for idleness
 
 
 class WorkerState(Enum):
@@ -69,14 +69,14 @@ class RouterWorker:
         # The size of the next copy if the dest has no space for it, otherwise 0. The next forward
         # contains no records, but requests this space.
         self.need = 0
-        self.must_log = False  # the dest's log must store ``seen``
+        self.must_log = False  # whether the dest's log must store ``seen``
         self.on_removed: Callable[[int], object] | None = None  # called with ``total``
         self.configure(row, shard)
 
     def configure(self, row: RouterRow, shard: int) -> None:
         """Apply the config in ``row``. ``shard``: the shard of the dest."""
         if self.seen > self.cursor:
-            self.must_log = True  # records skipped by the old config stay skipped
+            self.must_log = True  # so that records skipped by the old config stay skipped
         self.row, self.shard = row, shard
         self.match = None if row.filter is None else TagMatch._make(row.filter)
         self.drops = (0 if row.preserve_node else Drops.NODE) | (
@@ -131,7 +131,7 @@ class RouterSource:
 
     def __init__(self, topic: Topic) -> None:
         self.topic, self.hops = topic, Hops()
-        self.hops_from = U64_MAX  # the hops of copies above this seq are known
+        self.hops_from = U64_MAX  # the hop counts of copies above this seq are known
         self.workers: dict[int, RouterWorker] = {}
         self.idle: dict[RouterWorker, None] = {}
         self.ready: dict[GroupKey, dict[RouterWorker, None]] = {}
@@ -191,7 +191,7 @@ class RouterSource:
         return taken
 
     def drop_hops(self) -> None:
-        """Drop the hops of records that every router has handled.
+        """Drop the hop counts of records that every router has handled.
 
         With many routers this is expensive, so it is done only when all routers are idle or the
         table is large.

@@ -1,15 +1,15 @@
-"""Router workers: forward new records of their sources to dests of any shard (§6).
+"""Router workers: forward new records from their sources to dests in any shard (§6).
 
-    commit of a source --> due --its own iteration--> batch -> `router.forward`
+    commit to a source --> due --later iteration--> batch -> `router.forward`
                             ^                                       |
                             '--- reply: cursor, or a retry later ---'
 
 A commit only marks its source as due, so routers add no work to the path of a write. An iteration
 forwards for about a millisecond, and the rest follows in the next iteration. A round lasts from the
-first message to the last reply. While clients write, there are pauses between rounds, which leave
-most of the loop's time to clients. After a period with few rounds there is no pause. Routers with
-equal cursors and copies share batches and messages. A router has at most one forward in flight.
-Records that are written in the meantime are part of its next forward.
+first message to the last reply. While clients are writing, there are pauses between rounds, which
+leave most of the loop's time to clients. After a period with few rounds there is no pause. Routers
+with equal cursors and copies share batches and messages. A router has at most one forward in
+flight. Records that are written in the meantime are part of its next forward.
 
 No request to a dest waits for a router, because forwarding is asynchronous (§6, `decisions/0027`).
 
@@ -63,16 +63,17 @@ from topics.formats.wire.calls import (
     RouterRow,
 )
 
-WORK_S: Final = 0.001  # duration of one iteration of forwarding
-# The pause after a round, while clients write, as a multiple of the round's duration from the first
-# send to the last reply. So clients get most of the loop, and a large fan-out copies more records
-# per round. Unused time before a round is credit, so that a single record is forwarded without a
+WORK_S: Final = 0.001  # time that one iteration spends on forwarding
+# The pause after a round while clients are writing, as a multiple of the round's duration. So
+# clients get most of the loop's time, and a large fan-out copies more records per round. Time that
+# passes unused before a round counts as credit, so that a single record is forwarded without a
 # pause.
 PAUSE_RATIO: Final = 3.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.05
 CREDIT_MAX_S: Final = 0.02
 TARGETS_MAX: Final = 64  # maximum number of routers in one message
-# Maximum targets in flight to one shard, which serves other requests between two messages.
+# Maximum number of targets in flight to one shard. The shard serves other requests between two
+# messages.
 IN_FLIGHT_MAX: Final = 128
 BATCH_RECORDS: Final = 4096
 BATCH_BYTES: Final = 1 << 20
@@ -97,7 +98,7 @@ BatchKey: TypeAlias = tuple[int, int, TagMatch | None, int]
 #
 # `remove` is possible in every state. In IN_FLIGHT it is completed when the reply arrives.
 class RouterWorkers(Service):
-    """The routers that have their source in this shard.
+    """The routers whose source is in this shard.
 
     All methods run in the shard's loop, so no lock is needed. A worker has at most one forward in
     flight, so the copies of a router are in the order of its source.
@@ -111,10 +112,10 @@ class RouterWorkers(Service):
         # Ordered set of the topic ids of sources with records to forward. A source that has more
         # records after an iteration is added again at the end.
         self._due: dict[int, None] = {}
-        # Topic ids of sources that wait until replies to other forwards arrive.
+        # Topic ids of sources that are waiting for replies to other forwards.
         self._blocked: dict[int, None] = {}
-        # None if no round is scheduled. `_plan` sets it and `_work` clears it, so there is at
-        # most one.
+        # None if no round is scheduled. `_plan` sets it and `_work` clears it, so at most one round
+        # is scheduled.
         self._next: Deadline | None = None  # deadline of the next round
         # The context's number of appends at the last round, to detect whether clients have written
         # since then.
@@ -161,18 +162,18 @@ class RouterWorkers(Service):
         return self._sources.setdefault(topic.id, RouterSource(topic))
 
     def _load_hops(self, source: RouterSource, cursor: int) -> None:
-        """Read the hops of the copies in the source after ``cursor``, at which a router begins.
+        """Read the hop counts of copies in the source after ``cursor``, at which a router begins.
 
-        Only the frames of copies in the log contain hops.
+        Only the frames of copies in the log contain hop counts.
         """
         topic, wal, noted = source.topic, self._context.wal, source.hops
-        # There is nothing to read if no router writes to the source, or if the hops after
+        # There is nothing to read if no router writes to the source, or if the hop counts after
         # ``cursor`` are already known.
         if topic.derivations is None or cursor >= source.hops_from:
             return
-        # Build the table again from the earlier cursor. Keep the known hops, and read the others
-        # from frames that are still in the log. Sealed copies whose hops are unknown count as
-        # records of clients (`decisions/0027`).
+        # Build the table again from the earlier cursor. Keep the known hop counts, and read the
+        # others from frames that are still in the log. Sealed copies whose hop counts are unknown
+        # are treated as records appended by clients (`decisions/0027`).
         source.hops, source.hops_from = Hops(), cursor
         for entry in topic.index.from_seq(cursor + 1):
             hop = noted.at(entry.first_seq)[0]
@@ -208,11 +209,11 @@ class RouterWorkers(Service):
             then(worker.total)
 
     def known(self) -> Iterable[int]:
-        """Return the ids of all routers that have their source in this shard."""
+        """Return the ids of all routers whose source is in this shard."""
         return self._by_router.keys()
 
     def rows(self) -> Iterator[RouterRow]:
-        """Return all routers that have their source in this shard."""
+        """Return all routers whose source is in this shard."""
         return (worker.row for _, worker in self._by_router.values())
 
     def worker(self, router: int) -> tuple[RouterSource, RouterWorker] | None:
@@ -262,8 +263,8 @@ class RouterWorkers(Service):
     def _plan(self) -> None:
         """Schedule the next round.
 
-        While clients write, the round begins after the pause that follows the previous round. It
-        then includes the records that were written in the meantime.
+        While clients are writing, the round begins after the pause that follows the previous round.
+        It then includes the records that were written in the meantime.
         """
         if self._next is None:
             # If clients have not written since the last round, no client needs the loop, and the
@@ -283,8 +284,8 @@ class RouterWorkers(Service):
         for topic_id in tuple(self._due):
             del self._due[topic_id]
             source = self._sources.get(topic_id)
-            # The time of the iteration is over, but the source has more to forward. Other sources
-            # are served first.
+            # The time limit of the iteration has been reached, but the source has more to forward.
+            # The other sources are served before it continues.
             if source is not None and not self._feed(source, until):
                 self._due[topic_id] = None  # at the end, after the other sources
             if time.perf_counter() > until:
@@ -313,7 +314,7 @@ class RouterWorkers(Service):
                 if time.perf_counter() > until:
                     return not source.ready
             self._context.send()
-        # The remaining workers wait for capacity of a shard. A reply makes the source due again.
+        # The remaining workers wait until a shard has capacity. A reply makes the source due again.
         if source.ready:
             self._blocked[source.topic.id] = None
         source.drop_hops()
@@ -324,8 +325,8 @@ class RouterWorkers(Service):
     def _send(self, source: RouterSource, workers: list[RouterWorker]) -> None:
         """Send one forward for a group of workers with equal group keys."""
         first = workers[0]
-        # A forward that contains no records requests the cursor, or the space that a full dest
-        # lacked.
+        # A forward that contains no records requests the cursor, or the space that a full dest did
+        # not have.
         if not first.is_known or first.need:
             self._send_forward(source, workers, ForwardBatch(first.cursor, 0))
             return
@@ -399,7 +400,7 @@ class RouterWorkers(Service):
         return batch
 
     def _body(self, source: RouterSource, key: BatchKey) -> ForwardBatch | None:
-        """Return the stored batch, or None if there is none or its first record was evicted."""
+        """Return the stored batch. Return None if there is none or its first record was evicted."""
         batch = self._bodies.get(key)
         return None if batch is None or batch.seqs[0] < source.topic.start_seq else batch
 
@@ -419,8 +420,8 @@ class RouterWorkers(Service):
             worker.skip_to(picked.to_seq)
             if not is_at_end:
                 source.make_ready(worker)
-            # Log the skip if the config has changed, because a restart would otherwise copy records
-            # that the old filter has excluded, or if the interval of `_log_later` is over.
+            # Log the skip if the interval of `_log_later` is over. Also log it if the config has
+            # changed, because a restart would otherwise copy records that the old filter excluded.
             elif worker.must_log and worker.seen > worker.cursor:
                 self._send_forward(source, [worker], ForwardBatch(worker.seen, 0))
             else:
@@ -438,7 +439,7 @@ class RouterWorkers(Service):
         first, row = workers[0], workers[0].row
         for worker in workers:
             worker.state = WorkerState.IN_FLIGHT
-        # The first message after a time without messages begins a round.
+        # The first message begins a round if no messages are in flight.
         if not self._pending_calls:
             self._round_start = trio.current_time()
         self._pending_calls += 1
@@ -483,9 +484,10 @@ class RouterWorkers(Service):
             pause_s = min(max(PAUSE_RATIO * round_s, PAUSE_MIN_S), PAUSE_MAX_S)
             # Time in which no pause was due counts as credit, up to CREDIT_MAX_S.
             unused_from = max(self._free_at, self._round_start - CREDIT_MAX_S)
-            # Rounds that ran without a pause, because no client wrote, do not extend the pause.
+            # Rounds that ran without a pause, because no client was writing, do not extend the
+            # pause.
             self._free_at = min(unused_from + round_s, now) + pause_s
-        # Sources that waited until a shard accepts messages may send again.
+        # Sources that were waiting for capacity of a shard may send again.
         self._due.update(self._blocked)
         self._blocked.clear()
         if isinstance(answer, TopicsError):
@@ -581,7 +583,7 @@ class RouterWorkers(Service):
 
 
 def _note_hops(source: RouterSource, change: Append | Advance) -> None:
-    """Store the hops of new copies, if the source is itself the dest of a router."""
+    """Store the hop counts of new copies, if the source is itself the dest of a router."""
     if isinstance(change, Forward):
         source.hops.note(change.first_seq, change.last_seq, change.hop)
     elif isinstance(change, Advance) and change.skipped is not None:

@@ -1,8 +1,9 @@
 """Sealing check: verifies a log file's checksums before its records are copied (decision 0016).
 
-    all frames, in file order --damaged frame--> check the writes after it, found by the index
-        -> each blob to which the frames refer
-        -> copies that are read from a damaged frame or blob
+    1. Check all frames in file order, up to the first damaged frame.
+    2. Find the writes after a damaged frame through the index, and check them.
+    3. Check each blob to which the frames refer.
+    4. Find the copies that are read from a damaged blob.
 
 The check changes nothing. It reports the damage, and the writes that must not be sealed.
 """
@@ -43,7 +44,7 @@ class SealingCheck:
         # All frames before this LSN are intact. If nothing is damaged, the scan advances it to the
         # end of the sealed part.
         self._reached = file.base
-        self._intact: dict[int, FrameHeader | None] = {}  # checked frames after that LSN
+        self._intact: dict[int, FrameHeader | None] = {}  # checked frames by LSN; None: damaged
         self._external: list[FrameHeader] = []  # frames whose records are in a blob
         self._forwards: list[FrameHeader] = []  # frames that may refer to a frame with a blob
         self._bad_blobs: set[int] = set()  # LSNs of the frames whose blob is damaged
@@ -146,7 +147,7 @@ class SealingCheck:
     def _check_blob(self, header: FrameHeader) -> Iterator[None]:
         path = self._blobs.path(header.topic_id, header.first_seq)
         if not self._blobs.is_added(header.topic_id, header.first_seq):
-            return  # the topic of the blob is deleted, and no copy uses the blob
+            return  # the topic of the blob has been deleted, and no copy uses the blob
         try:
             mapped, names = MappedFile.of(path), (header.topic_id, header.first_seq)
             yield from checking(mapped.data, *names, STEP_BYTES, mapped.can_read)

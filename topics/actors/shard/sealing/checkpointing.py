@@ -2,15 +2,15 @@
 
 ``formats/disk/checkpoint.py`` has the byte layout.
 
-    topics, a few at a time, written to a temporary file in chunks -> log synced up to an LSN
-        -> delete flags up to there synced -> header written, file synced and renamed
+    1. Write the topics to a temporary file in chunks, a few topics at a time.
+    2. Sync the log, and the delete flags that depend on it.
+    3. Write the header, then sync and rename the file.
 
 A checkpoint is fuzzy: appends continue while it is written. Each topic is stored in its committed
 state, with the LSN below which all of its frames are applied. Replay from ``replay_from`` applies
 old frames to newer state and reaches the same result, for these reasons:
 
-- Appends at or below an extent's last seq are not applied again, and heads and floors only
-  increase.
+- Appends at or below an extent's last seq are not applied again. Heads and floors only increase.
 - Caps and configs are not applied again below a topic's LSN, because they would remove later
   records.
 - Setting a delete flag twice has no effect. A flag whose DELETE frame is after the topic's LSN
@@ -54,7 +54,7 @@ class Checkpointing:
         self._table = shard.engine.table
         self._wal, self._segments = shard.wal, shard.segments
         self.written = 0  # number of checkpoints written since the process started
-        self.newest: Path | None = None  # the last of these checkpoints
+        self.newest: Path | None = None  # the newest checkpoint that this process has written
         self.written_at = time.monotonic()
 
     async def write(self) -> Path:

@@ -8,10 +8,12 @@ about one segment.
 
 A run is merged if one of these conditions holds:
 
+    condition                                     reason
     twice the live bytes <= length of the files   each written byte removes at least one dead byte
     twice the largest <= live bytes               each merge at least doubles the size of a record's
-                                                  segment, so few merges are needed; not for a short
-                                                  run
+                                                  segment, so few merges are needed
+
+The second condition does not apply to a run of fewer than RUN_MIN_SEGMENTS segments.
 
 Records are copied only if their checksums match. A damaged segment is never merged, because the
 damage must be reported to its readers. Runs do not extend across a damaged segment.
@@ -40,7 +42,8 @@ RUN_MIN_SEGMENTS: Final = 8
 RUN_MAX_SEGMENTS: Final = 64  # limited, because the files are open at the same time
 EXTENT_COST_BYTES: Final = 256  # overhead of an extent: directory, tables, padding
 PREFETCH_EXTENTS: Final = 256  # number of extents that one call in a thread reads
-# The dead bytes in segments that cause a search: this fraction (1/n) of a log file's size.
+# A search is requested when the bytes that have been deleted in segments since the last search
+# reach this fraction (1/n) of a log file's size.
 DEAD_SHARE_MIN: Final = 4
 # Pause after an error. It is long, because a merge that fails at its end has written a complete
 # file.
@@ -60,13 +63,13 @@ class Merging:
         self.is_due = True
         # Deleted bytes at the last search, and at the last call of `check_for_deletes`.
         self._flagged_bytes = self._seen_flagged_bytes = 0
-        self.again_at = 0.0  # monotonic time of the next attempt after an error
+        self.again_at = 0.0  # after an error: monotonic time of the next attempt
 
     def check_for_deletes(self) -> None:
         """Request a search when enough records in segments are dead and the deletes have stopped.
 
-        Deletes have stopped if no record was deleted since the last call. So a long delete causes
-        only one merge.
+        Deletes have stopped if no record has been deleted since the last call. So a long delete
+        causes only one merge.
         """
         flagged = self._commits.store.flagged_bytes
         dead = flagged - self._flagged_bytes
@@ -142,8 +145,8 @@ class Candidate(NamedTuple):
     """A segment that may be merged.
 
     ``live_bytes``: upper bound for the space that its live records need in another segment; None if
-    it must not be merged. ``dead_bytes``: approximate bytes of the dead records in extents that
-    also contain live records.
+    it must not be merged. ``dead_bytes``: approximate size of the dead records in extents that also
+    contain live records.
     """
 
     number: int
@@ -187,8 +190,8 @@ def _run_at(candidates: Sequence[Candidate], bytes_max: int) -> Sequence[Candida
 class LiveBytes:
     """Counts, for each segment, the space that its live records need in another segment.
 
-    The count is an upper bound. Also counts the approximate bytes of dead records in the same
-    extents.
+    The count is an upper bound. The approximate size of the dead records in the same extents is
+    also counted.
     """
 
     def __init__(self) -> None:

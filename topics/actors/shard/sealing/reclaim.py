@@ -71,8 +71,8 @@ class Reclaim:
         self.sealed = 0  # number of log files sealed since the process started
         self._written = deque(shard.kept, maxlen=checkpoints.CHECKPOINTS_KEPT)
         used = _used_extents(shard)
-        # Number of extents in the index, for each existing segment. Some segments are needed only
-        # by the older checkpoint.
+        # Number of extents in the index, for each existing segment. A segment that has none may
+        # still be needed by the older checkpoint.
         self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {
             number: len(extents) for number, extents in used.items()
         }
@@ -94,7 +94,7 @@ class Reclaim:
     def add_segment(self, number: int) -> None:
         """Register a segment that is on the disk.
 
-        The segment is not freed before its extents were added with `add_extents`.
+        The segment is not freed before its extents have been added with `add_extents`.
         """
         self._live[number] = 0
 
@@ -217,7 +217,7 @@ class Reclaim:
             del self._detached[0]
 
     def break_pin(self) -> bool:
-        """Abort the backup in progress, because its space is needed.
+        """Abort the backup in progress, because the space that it occupies is needed.
 
         Return False if there was no backup.
         """

@@ -6,9 +6,9 @@
     end        free data that is no longer in the index                      (``reclaim.py``)
 
 Each phase runs in the shard's loop in steps of about a millisecond. Only file calls run in a
-thread. Errors can occur only before the install, and the new file is then removed. When the install
-begins, the new segment and its sources are mapped, so the install opens no file. No checkpoint is
-written at the same time.
+thread. Errors can occur only before the install; in that case the new file is removed. When the
+install begins, the new segment and its sources are already mapped, so the install opens no file. No
+checkpoint is written at the same time.
 
 After a crash before the next checkpoint, startup uses the log file or the old segments, to which
 all checkpoints on disk refer, and replays the later deletes from the log. If records are deleted
@@ -48,7 +48,7 @@ from topics.storage.recovery.shard_recovery import RecoveredShard
 from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.segment_file import Segment
 
-WRITE_BYTES: Final = 1 << 20  # bytes that one call in a thread writes
+WRITE_BYTES: Final = 1 << 20  # minimum number of bytes per write call, except for the last one
 _LATE: Final = re.compile(rb"\x01+")
 log = structlog.get_logger()
 
@@ -76,7 +76,8 @@ class Rewriting:
         self._next_number = 1 + max(
             (number for kept in shard.kept for number in kept.segments), default=0
         )
-        # Number of merged segments, and bytes of the resulting segments, since the process started.
+        # Since the process started: number of merged segments, and bytes of the segments that the
+        # merges have written.
         self.merged = self.merged_bytes = 0
 
     async def find(self, sources: LogFile | Segments) -> None:
@@ -212,7 +213,8 @@ class Rewriting:
         topic, base = span.topic, segment.header.base
         # Replace some entries of the topic in each step. The index is consistent after each step.
         for part, first_seq, end_seq in parts(topic, extents, span.first_seq, span.last_seq):
-            # Removed records change the totals of the topic, and then the quota must be updated.
+            # Records may have been removed since the segment was written. If this changes the size
+            # of the topic, update the quota.
             before = topic.bytes
             for extent in part:
                 self._flag_late_deletes(topic, extent, written.get((topic.id, extent.first_seq)))

@@ -1,7 +1,8 @@
 """Sealing: converts full log files into segments, one file after another (decision 0009).
 
     full log file, committed and synced
-        -> check      damaged writes are removed from the index, the file is kept (``checking.py``)
+        -> check      damaged writes are removed from the index, and the file is kept for analysis
+                      (``checking.py``)
         -> rewrite    its records by topic, in a new segment (``rewriting.py``)
         -> checkpoint (``checkpointing.py``)
         -> reclaim    data that neither checkpoint on disk needs (``reclaim.py``)
@@ -15,7 +16,7 @@ files.
 A backup keeps files that the shard no longer needs (`Pin`). If the disk has no space for a file of
 the shard, the pin breaks, the files that it kept are deleted, and the write is retried once. The
 task that writes a blob waits in `break_pin_and_wait` and then retries. Appends that the log has
-lost also wait and are then retried (``space_waits.py``). The sealing task retries segments and
+lost are retried in the same way (``space_waits.py``). The sealing task retries segments and
 checkpoints. A spare log file is created when the file before it is half full. If that fails, the
 pin breaks before the log needs the spare. A full disk during a merge does not break the pin,
 because no client waits for a merge.
@@ -23,14 +24,14 @@ because no client waits for a merge.
 A full log file is sealed immediately, unless the log grows fast: during a burst of a few files,
 sealing waits, so that it does not compete with the writes for the disk and the interpreter. Each
 step is followed by a pause, in which the loop serves requests and the log's threads get the
-interpreter. In measurements, graded pauses increased the rate of appends during sealing by a factor
-of 1.3 to 1.55. Steps of a quarter of the length and no pauses doubled the latency of the slowest
-appends. A thread instead of steps would compete for the interpreter.
+interpreter. In measurements, graded pauses increased the append rate during sealing by a factor of
+1.3 to 1.55. With steps of a quarter of this length and without pauses, the latency of the slowest
+appends doubled. A thread instead of steps would compete for the interpreter.
 
     backlog (full log files)           pause after a step
     up to BACKLOG_NORMAL_FILES         PAUSE_RATIO times as long as the step, PAUSE_MAX_S at most
-    in between                         shorter with each file
-    BACKLOG_MAX_FILES and more         none; other tasks still run between two steps
+    above it                           shorter with each additional file
+    BACKLOG_MAX_FILES or more          none; other tasks still run between two steps
 
 Pacing only affects timing. It never affects which data is sealed, or in which order.
 """
@@ -154,7 +155,7 @@ class Sealing(Service):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether a pin keeps files, or the files of a broken pin are not deleted yet."""
+        """Whether a pin keeps files, or the files of a broken pin have not been deleted yet."""
         return self.reclaim.pin is not None or self._freed is not None
 
     async def break_pin_and_wait(self) -> bool:
@@ -220,7 +221,7 @@ class Sealing(Service):
     async def run(self) -> None:
         """Seal until cancelled, or until the log is broken."""
         while self.wal.failed is None:
-            # If the log does not grow until the end of the round, the next round can wait longer.
+            # If the log has not grown by the end of the round, the next round can wait longer.
             interval_s, begun_lsn = ROUND_INTERVAL_S, self._seen_lsn
             try:
                 await self._round()
@@ -263,7 +264,7 @@ class Sealing(Service):
             raise
 
     async def _work(self) -> None:
-        """Write delete flags, seal full log files, write a checkpoint and merge, as far as due."""
+        """Write delete flags, seal full log files, write a checkpoint and merge, if each is due."""
         # Cheap steps first. They may free space that the following steps need.
         await self._release()
         await self._ensure_log_space()
@@ -283,7 +284,7 @@ class Sealing(Service):
                 await trio.to_thread.run_sync(self.segments.flags.write, self.wal.synced_lsn)
         sealed, failure = 0, None
         # Seal file by file, in the order of the log. An error ends the loop, but the checkpoint
-        # below still runs for the files that were sealed.
+        # below is still written for the files that have been sealed.
         try:
             # Write a checkpoint after every few files, so that their log space is freed early.
             for base, end in () if waits else self._ready_files():
@@ -331,8 +332,8 @@ class Sealing(Service):
 
     def _ready_files(self) -> Iterator[tuple[int, int]]:
         """Yield ``(base, end)`` of the log files that can be sealed, in order."""
-        # Files below ``replay_from`` are sealed already. They exist because a checkpoint or a pin
-        # needs them.
+        # Files below ``replay_from`` have already been sealed. They still exist because a
+        # checkpoint or a pin needs them.
         for base, end in self.wal.full_files():
             if base < self.reclaim.replay_from:
                 continue
@@ -344,7 +345,7 @@ class Sealing(Service):
 
     @property
     def backlog_files(self) -> int:
-        """Number of full log files that are not sealed."""
+        """Number of full log files that have not been sealed."""
         return self.wal.count_full_files(self.reclaim.replay_from)
 
     @property

@@ -1,12 +1,13 @@
 """Sources of a new segment: records by topic, from a full log file or from other segments.
 
-    log file    writes of contiguous seqs, including dead records        -> one source
-    segments    live records of contiguous seqs, from several segments   -> one source
-                dead records between them, below GAP_BYTES               -> copied, flagged
-                longer gaps                                              -> end the source
+    read from   content                                               how it is handled
+    log file    writes with contiguous seqs, including dead records   become one source
+    segments    live records with contiguous seqs, from any segment   become one source
+    segments    dead records in between, below GAP_BYTES              copied and flagged as deleted
+    segments    longer gaps in between                                end the source
 
-Records and entire topics may be deleted while the segment is built, so each entry is looked up when
-it is needed. The delete flags are read last.
+Records and entire topics may be deleted while the segment is being built, so each entry is looked
+up when it is needed. The delete flags are read last.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class LogFile:
     def __init__(self, store: RecordStore, base: int, end: int) -> None:
         self._store, self.base, self.end = store, base, end
         self.maps: dict[int, MappedSegment] = {}  # empty, because the source is not a segment
-        # Keyed by topic id. ``last_seq`` is final after the extents of the topic are built.
+        # Keyed by topic id. ``last_seq`` is final when the extents of the topic have been built.
         self.spans: dict[int, Span] = {}
 
     def find(self, topics: Iterable[Topic]) -> Iterator[int]:
@@ -91,7 +92,7 @@ class LogFile:
             assert isinstance(view, RecordsView), "a write in the log is read through its frame"
             yield view, seq - first_seq, count
             seq = first_seq + count
-        # The last seq is known only now, after all slices were taken.
+        # The last seq is known only now, after all slices have been taken.
         span.last_seq = seq - 1
 
 
