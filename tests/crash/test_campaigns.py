@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.campaigns import backups, kills, storm, watchers
-from tests.crash.repeating import repeated_by
+from tests.crash.repeating import print_repeat_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,7 +62,7 @@ def test_a_campaign_finds_no_broken_promise(
     options: dict[str, Any],
     wanted: dict[str, int],
 ) -> None:
-    with repeated_by(program, seed=SEED, **options):
+    with print_repeat_command(program, seed=SEED, **options):
         summary = campaign(tmp_path / "data", seed=SEED, **options)
         assert not summary.problems, str(summary)
         assert all(summary.counts[what] > least for what, least in wanted.items()), str(summary)

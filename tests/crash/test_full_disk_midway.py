@@ -15,15 +15,15 @@ from tests.campaigns.mounts import Lossy, needs_lossy
 from tests.support.api import Api, ok
 from tests.support.server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.streaming
 
 MIB = 1 << 20
 
 
-def until(found: Callable[[], Any], what: str) -> None:
+def wait_until(condition: Callable[[], Any], problem: str) -> None:
     deadline = time.monotonic() + 20
-    while not found():
-        assert time.monotonic() < deadline, what
+    while not condition():
+        assert time.monotonic() < deadline, problem
         time.sleep(0.005)
 
 
@@ -39,7 +39,7 @@ def fill_with_deletes(api: Api) -> None:
         api.call("POST", "/v0/topics/other/delete", body)
     while api.call("POST", "/v0/topics/other/delete", {"before_seq": bound}).status != 503:
         bound += 1
-        assert bound < 2000, "the log is full"
+        assert bound < 2000, "the log does not become full"
 
 
 @needs_lossy
@@ -56,8 +56,8 @@ def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
         answers: list[Any] = []
 
         def append_streamed() -> None:
-            with Api(server.address) as slow:
-                answers.append(slow.append("t", *["y" * 65_000] * 880))
+            with Api(server.address) as streaming:
+                answers.append(streaming.append("t", *["y" * 65_000] * 880))
 
         with Api(server.address) as api:
             ok(api.put("t", {"ttl_ms": 4000}), 201)
@@ -71,16 +71,16 @@ def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
             writer = threading.Thread(target=append_streamed)
             writer.start()
             blobs = lossy.path / "data" / "blob" / "00"
-            until(
+            wait_until(
                 lambda: any(path.stat().st_size > 40 * MIB for path in blobs.glob("*.new")),
-                "the long append has its room",
+                "the streamed append has not reserved its space",
             )
             lossy.ctl("limit", bytes=lossy.ctl("stat")["used"])
             for size in (4000, 200, 0):
-                until(partial(is_refused, api, size), "the disk is full")
+                wait_until(partial(is_refused, api, size), "the disk does not become full")
             fill_with_deletes(api)
-            until(lambda: api.state("t")["count"] == 0, "the old record is too old")
-            assert not answers, "the long append is under way"
+            wait_until(lambda: api.state("t")["count"] == 0, "the old record does not expire")
+            assert not answers, "the streamed append has already ended"
             lossy.ctl("limit", bytes=0)
             writer.join()
             ok(api.put("t", {"ttl_ms": 0}))

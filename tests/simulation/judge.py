@@ -12,12 +12,12 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain as joined
+from itertools import chain as chain_iterables
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.simulation.clients import END, LOST
-from tests.simulation.history import Call, Entry, Said
+from tests.simulation.history import Call, Entry, StreamEvent
 from tests.simulation.model import (
     DEFAULTS,
     DONE,
@@ -114,7 +114,7 @@ class Judge:
 
     def run(self) -> list[Broken]:
         for call in self.model.calls:
-            self.check_answer(call)
+            self.check_response(call)
         self.collect()
         for topic in self.model.topics.values():
             self.check_keys(topic)
@@ -137,7 +137,7 @@ class Judge:
         self.check_routers()
         return sorted(set(self.broken), key=lambda one: (one.entries[-1:], one))
 
-    def tell(self, promise: str, about: str, sentence: str, *entries: int) -> None:
+    def report(self, promise: str, about: str, sentence: str, *entries: int) -> None:
         """Record a violation. Only the first ones of each kind are kept."""
         self._counts[promise, about] += 1
         if self._counts[promise, about] <= MOST:
@@ -146,25 +146,25 @@ class Judge:
 
     # Responses
 
-    def check_answer(self, call: Call) -> None:
+    def check_response(self, call: Call) -> None:
         """Check that status and code belong to the route and that nothing contradicts a
         known fact.
         """
         if call.status is None:
             return
         route = route_of(call)
-        what = f"{call.method} {call.path} answers {call.status}"
+        what = f"{call.method} {call.path} responds with {call.status}"
         answer = call.answer if isinstance(call.answer, dict) else {}
         code = answer.get("error", {}).get("code", "")
         if route.kind in ROUTES:
             allowed = {200: "", **CODES, **ROUTES[route.kind]}
             if call.status not in allowed or (code not in allowed[call.status].split() and code):
-                self.tell("answers", "", f"{what} {code}, which is not documented", call.began)
+                self.report("responses", "", f"{what} {code}, which is not documented", call.began)
                 return
             if call.status >= 400 and not code:
-                self.tell("answers", "", f"{what} without a code", call.began)
+                self.report("responses", "", f"{what} without a code", call.began)
         elif call.status >= 500 and call.status != 503:
-            self.tell("answers", "", f"{what} {code}", call.began)
+            self.report("responses", "", f"{what} {code}", call.began)
         self.check_access(call, what)
         topic = self.model.topics.get(route.name)
         if topic is None or "topics/x" not in route.kind:
@@ -175,17 +175,19 @@ class Judge:
         )
         if code == "topic_not_found" and shown is not None and not is_going:
             sentence = f"{what}, although the topic exists"
-            self.tell("answers", route.name, sentence, shown.began, call.began)
+            self.report("responses", route.name, sentence, shown.began, call.began)
         if route.kind == "PUT topics/x" and answer.get("created") and shown is not None:
             sentence = "it is created although it exists"
-            self.tell("epochs", route.name, sentence, shown.began, call.began)
+            self.report("epochs", route.name, sentence, shown.began, call.began)
         kinds = topic.may("type", call.began, call.ended)
         if code == "not_a_queue" and kinds == {"queue"} and shown is not None:
-            self.tell("answers", route.name, f"{what}, although it is a queue", call.began)
+            self.report("responses", route.name, f"{what}, although it is a queue", call.began)
         own = call.body.get("config") or {} if isinstance(call.body, dict) else {}
         discards = topic.may("discard", 0, call.ended) | {own.get("discard", "old")}
         if code == "topic_full" and discards == {"old"}:
-            self.tell("answers", route.name, f"{what} although it discards old records", call.began)
+            self.report(
+                "responses", route.name, f"{what} although it discards old records", call.began
+            )
         if fate_of(call) == DONE and route.kind in ("PUT topics/x", "GET topics/x"):
             self.check_config(topic, call, answer)
         if fate_of(call) == DONE and route.kind == "POST topics/x":
@@ -196,12 +198,16 @@ class Judge:
     def check_redrive(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
         """Check that a redrive of a log ends after it has moved or tried all permitted records."""
         body = call.body if isinstance(call.body, dict) else {}
-        is_enough = answer["moved"] >= body.get("limit", REDRIVE_LIMIT)
-        is_late = call.ended_at - call.at >= REDRIVE_MAX_S
+        has_reached_limit = answer["moved"] >= body.get("limit", REDRIVE_LIMIT)
+        is_timeout = call.ended_at - call.at >= REDRIVE_MAX_S
         is_log = topic.may("type", call.began, call.ended) == {"log"}
-        if answer["remaining"] and is_log and not (is_enough or is_late or self.may_fail(call)):
+        if (
+            answer["remaining"]
+            and is_log
+            and not (has_reached_limit or is_timeout or self.may_fail(call))
+        ):
             sentence = f"{call.path} moves {answer['moved']}, and {answer['remaining']} remain"
-            self.tell("redrives", topic.name, sentence, call.began)
+            self.report("redrives", topic.name, sentence, call.began)
 
     def may_fail(self, call: Call) -> bool:
         """Return whether a process was down or a disk failed during the call or shortly
@@ -221,50 +227,52 @@ class Judge:
         # a session has the key of the client that created it
         is_of_session = route_of(call).kind == "GET watch/x"
         if call.status == 401 and not (may_be_old or may_be_new or is_of_session):
-            self.tell("access", "", f"{what}, although the key is valid", call.began)
+            self.report("access", "", f"{what}, although the key is valid", call.began)
         # a work stream reports jobs late
         is_watch = route_of(call).kind in ("GET watch", "GET watch/x")
-        heard = [
-            said
-            for said in self.model.said[call.began]
-            if is_watch and said.event not in ("end", "error")
+        received = [
+            event
+            for event in self.model.stream_events[call.began]
+            if is_watch and event.event not in ("end", "error")
         ]
         is_requested = route_of(call).kind != "GET ready"
         if removed is not None and is_requested and call.status not in (401, 429, 503):
             until_s = removed.at + KEY_S
-            if call.at > until_s or any(said.at > until_s for said in heard):
+            if call.at > until_s or any(event.at > until_s for event in received):
                 sentence = f"{what}, although its key was removed"
-                self.tell("access", "", sentence, removed.number, call.began)
+                self.report("access", "", sentence, removed.number, call.began)
 
     def check_config(self, topic: Topic, call: Call, answer: dict[str, Any]) -> None:
         """Check that a response contains the settings that were made."""
         config = answer.get("config", {})
         body = call.body if call.method == "PUT" and isinstance(call.body, dict) else {}
-        asked = resolved(body)
+        requested = resolved(body)
         for name in DEFAULTS.keys() & config.keys():
-            may = {asked[name]} if name in asked else topic.may(name, call.began, call.ended)
+            may = (
+                {requested[name]} if name in requested else topic.may(name, call.began, call.ended)
+            )
             if config[name] not in may:
                 sentence = f"{name} is {config[name]!r}, it was set to {sorted(map(repr, may))}"
-                self.tell("config", topic.name, sentence, call.began)
+                self.report("config", topic.name, sentence, call.began)
         caps = topic.may("cap_records", call.began, call.ended)
         is_cut = 0 not in caps and topic.may("discard", 0, call.ended) == {"old"}
         if is_cut and answer.get("count", 0) > max(caps):
             sentence = f"its count of {answer['count']} records exceeds its cap {max(caps)}"
-            self.tell("config", topic.name, sentence, call.began)
+            self.report("config", topic.name, sentence, call.began)
 
     def check_appended(self, call: Call, answer: dict[str, Any]) -> None:
         """Check that the response to an append is consistent with itself and with its request."""
         first, last = answer.get("first_seq", 0), answer.get("last_seq", 0)
         count, seqs = answer.get("count"), answer.get("seqs")
-        asked = len(call.body["records"])
-        is_whole = count == last - first + 1 and answer.get("head_seq") == last
-        if not is_whole or (seqs is not None and seqs != [*range(first, last + 1)]):
+        requested = len(call.body["records"])
+        is_contiguous = count == last - first + 1 and answer.get("head_seq") == last
+        if not is_contiguous or (seqs is not None and seqs != [*range(first, last + 1)]):
             told = {name: answer.get(name) for name in ("first_seq", "last_seq", "count", "seqs")}
             sentence = f"the seqs of an append are not contiguous: {told}"
-            self.tell("seqs", answer["topic"], sentence, call.began)
-        if count != asked and not answer.get("deduped"):
-            sentence = f"the response to an append of {asked} records has {count}"
-            self.tell("seqs", answer["topic"], sentence, call.began)
+            self.report("seqs", answer["topic"], sentence, call.began)
+        if count != requested and not answer.get("deduped"):
+            sentence = f"the response to an append of {requested} records has {count}"
+            self.report("seqs", answer["topic"], sentence, call.began)
 
     # Collection
 
@@ -316,7 +324,7 @@ class Judge:
         is_anew = gap is not None and gap["reason"] == "recreated"
         if body.get("epoch") not in (None, answer.get("epoch")) and not is_anew:
             sentence = f"a reader of epoch {body['epoch']} is not notified of another epoch"
-            self.tell("epochs", name, sentence, call.began)
+            self.report("epochs", name, sentence, call.began)
         low, high, head = body.get("from_seq", 0), answer["next_from_seq"], answer["head_seq"]
         low = min(answer["earliest_seq"] - 1, head) if is_anew else low
         shown = answer["records"]
@@ -333,17 +341,17 @@ class Judge:
         seqs = [record["$seq"] for record in reading.records]
         limit = min(body.get("limit") or 256, 1000)
         if len(seqs) > limit:
-            self.tell("readers", name, f"{len(seqs)} records on a page of {limit}", call.began)
+            self.report("readers", name, f"{len(seqs)} records on a page of {limit}", call.began)
         if answer["caught_up"] != (high >= head) or answer["lag"] != max(0, head - high):
             sentence = f"a page to {high} of {head} has a wrong caught_up or lag"
-            self.tell("readers", name, sentence, call.began)
+            self.report("readers", name, sentence, call.began)
         if low > head and body.get("epoch") is None:
-            self.tell("epochs", name, f"{low} is above the head {head}, unreported", call.began)
+            self.report("epochs", name, f"{low} is above the head {head}, unreported", call.began)
         self.check_page(reading)
         is_by_floor = gap is not None and gap["reason"] in ("cap", "ttl")
         if is_by_floor and gap["gap_to"] != answer["earliest_seq"] - 1:
             sentence = f"the gap {gap} does not end before {answer['earliest_seq']}"
-            self.tell("readers", name, sentence, call.began)
+            self.report("readers", name, sentence, call.began)
 
     def check_page(self, reading: Reading) -> None:
         """Check that records are in order between the cursors and that a gap precedes them."""
@@ -352,39 +360,45 @@ class Judge:
             # seqs in between were removed without a report
             if not low < gap["gap_from"] <= gap["gap_to"]:
                 sentence = f"the gap {gap['gap_from']} to {gap['gap_to']} follows cursor {low}"
-                self.tell("readers", reading.topic, sentence, reading.entry)
+                self.report("readers", reading.topic, sentence, reading.entry)
             low = gap["gap_to"]
         ends = [low, *seqs, reading.high + 1]
         if any(a >= b for a, b in pairwise(ends)) and (seqs or gap):
             sentence = f"between {low} and {reading.high} the seqs are not in order: {seqs}"
-            self.tell("readers", reading.topic, sentence, reading.entry)
+            self.report("readers", reading.topic, sentence, reading.entry)
         if reading.high > max(reading.head, low):
             sentence = f"a reader is at {reading.high}, above the head {reading.head}"
-            self.tell("readers", reading.topic, sentence, reading.entry)
+            self.report("readers", reading.topic, sentence, reading.entry)
         if reading.nodes and self.model.topic(reading.topic).may("dedupe_node") == {True}:
             own = [one["$seq"] for one in reading.records if one.get("$node") in reading.nodes]
             if own:
                 sentence = f"a node receives its own records: {own}"
-                self.tell("readers", reading.topic, sentence, reading.entry)
+                self.report("readers", reading.topic, sentence, reading.entry)
 
     def collect_streams(self) -> None:
         """Collect the events of watches and of work streams."""
         sessions: dict[str, Call] = {}
-        places: dict[str, dict[str, int]] = {}  # the positions of a client by event id
+        positions: dict[str, dict[str, int]] = {}  # the positions of a client by event id
         for call in self.model.calls:
             route = route_of(call)
             if route.kind == "POST watch" and fate_of(call) == DONE:
                 sessions[call.answer["wid"]] = call
             elif route.kind == "GET topics/x/work":
                 lease_ms = route.query.get("lease_ms", [None])[0]
-                for said in self.model.said[call.began]:
-                    if said.event == "job":
+                for event in self.model.stream_events[call.began]:
+                    if event.event == "job":
                         told = int(lease_ms) if lease_ms else None
                         self.collect_job(
-                            route.name, said.data, call, said.number, said.at, told, is_stream=True
+                            route.name,
+                            event.data,
+                            call,
+                            event.number,
+                            event.at,
+                            told,
+                            is_stream=True,
                         )
             elif route.kind in ("GET watch", "GET watch/x"):
-                Watch(self, call, sessions.get(route.name), places).follow()
+                Watch(self, call, sessions.get(route.name), positions).follow()
 
     def collect_job(
         self,
@@ -438,7 +452,7 @@ class Judge:
             if known.record.setdefault(member, value) != value:
                 sentence = f"{member} of record {known.seq} is {value!r}, for other readers it was"
                 sentence += f" {known.record[member]!r}"
-                self.tell("stable", name, sentence, known.entry, reading.entry)
+                self.report("stable", name, sentence, known.entry, reading.entry)
         if reading.has_tags:
             known.tag, known.is_tag_known = record.get("$tag"), True
         known.seen = min(known.seen, reading.ended)
@@ -461,26 +475,26 @@ class Judge:
         homes = {one.topic for one in fitting}
         if not fitting:
             sentence = f"record {known.seq} ({by} {n} {i}) was never appended, or refused"
-            self.tell(
+            self.report(
                 "phantoms", name, sentence, *(one.call.began for one in appends), reading.entry
             )
             return
         if name not in reachable(self.ways, homes):
             sentence = f"record {known.seq} ({by} {n} {i}) belongs to {sorted(homes)}"
-            self.tell("phantoms", name, sentence, fitting[0].call.began, reading.entry)
+            self.report("phantoms", name, sentence, fitting[0].call.began, reading.entry)
         known.born = min(one.call.began for one in fitting)
         known.born_at = min(one.call.at for one in fitting)
         if known.born > reading.ended:
-            self.tell("phantoms", name, f"record {known.seq} precedes its append", reading.entry)
+            self.report("phantoms", name, f"record {known.seq} precedes its append", reading.entry)
         sent = fitting[0].records[i]
         if record["data"] != sent["data"] or (
-            reading.has_meta and own_meta(record) != own_meta(sent)
+            reading.has_meta and client_meta(record) != client_meta(sent)
         ):
             sentence = f"record {known.seq} ({by} {n} {i}) differs from its append: {record}"
-            self.tell("stable", name, sentence, fitting[0].call.began, reading.entry)
+            self.report("stable", name, sentence, fitting[0].call.began, reading.entry)
         if reading.has_tags and record.get("$tag") not in (sent.get("tag"), None):
             sentence = f"record {known.seq} has the tag {record.get('$tag')!r}"
-            self.tell("stable", name, sentence, fitting[0].call.began, reading.entry)
+            self.report("stable", name, sentence, fitting[0].call.began, reading.entry)
 
     def collect_append(self, topic: Topic, append: Append) -> None:
         """Collect the seqs of an append from its response, if its incarnation is certain."""
@@ -492,8 +506,8 @@ class Judge:
         others = self.model.appends[origins[0][:2]] if origins[0] else ()
         if append.epoch is None and len(others) == 1:
             for epoch, incarnation in topic.epochs.items():
-                there = incarnation.records.get(append.seqs[0])
-                if there is not None and there.origin and there.origin == origins[0]:
+                stored = incarnation.records.get(append.seqs[0])
+                if stored is not None and stored.origin and stored.origin == origins[0]:
                     append.epoch = epoch
         if append.epoch is None or len(append.seqs) != len(append.records):
             return
@@ -506,13 +520,13 @@ class Judge:
             known = incarnation.known(seq)
             if known.origin is not None and origin is not None and known.origin != origin:
                 sentence = f"seq {seq} is {known.origin}, a response to an append names {origin}"
-                self.tell("seqs", topic.name, sentence, known.entry, call.began)
+                self.report("seqs", topic.name, sentence, known.entry, call.began)
                 continue
             known.origin, known.tag, known.is_tag_known = origin, record.get("tag"), True
             node = record.get("node", call.body.get("node"))
             if known.record.setdefault("$node", node) != node:
                 sentence = f"record {seq} has the node {known.record['$node']!r}, not {node!r}"
-                self.tell("stable", topic.name, sentence, known.entry, call.began)
+                self.report("stable", topic.name, sentence, known.entry, call.began)
             if call.ended < known.acked:
                 known.acked, known.acked_at = call.ended, call.ended_at
             known.born, known.born_at = first.began, first.at
@@ -549,7 +563,7 @@ class Judge:
             == incarnation.epoch
         }
         for known in incarnation.records.values():
-            known.gone = self.silent_from(topic, known.seq, known)
+            known.removable_from = self.silent_from(topic, known.seq, known)
             for removal in topic.removals:
                 if (
                     removal.fate == DONE
@@ -619,9 +633,9 @@ class Judge:
             shown, gap = reading.seqs, reading.gap
             low = max(reading.low, gap["gap_to"]) if gap else reading.low
             before = range(reading.low + 1, gap["gap_from"] if gap else 0)
-            for seq in joined(before, range(low + 1, reading.high + 1)):
+            for seq in chain_iterables(before, range(low + 1, reading.high + 1)):
                 if seq not in shown and not self.may_be_absent(topic, incarnation, seq, reading):
-                    self.tell_absent(topic, incarnation, seq, reading)
+                    self.report_absent(topic, incarnation, seq, reading)
             if gap is not None:
                 self.check_gap(topic, incarnation, reading, gap)
                 if gap["reason"] != "damaged":
@@ -630,7 +644,7 @@ class Judge:
             for seq in shown:
                 if seq in told and told[seq].ended < reading.began and not reading.is_live:
                     sentence = f"record {seq} is returned after it was reported as lost"
-                    self.tell("readers", topic.name, sentence, told[seq].entry, reading.entry)
+                    self.report("readers", topic.name, sentence, told[seq].entry, reading.entry)
                 self.check_removed(topic, incarnation.records[seq], reading)
                 self.check_age(topic, incarnation.records[seq], reading)
 
@@ -646,8 +660,8 @@ class Judge:
             return True
         if known is not None and known.since == NEVER:
             known = None
-        gone = known.gone if known else self.silent_from(topic, seq)
-        if min(gone, self.moved_from(topic, incarnation, seq, known)) < reading.ended:
+        removable_from = known.removable_from if known else self.silent_from(topic, seq)
+        if min(removable_from, self.moved_from(topic, incarnation, seq, known)) < reading.ended:
             return True
         born = known.born if known else 0
         ttl = [ms for ms in topic.may("ttl_ms", born, reading.ended) if ms]
@@ -656,18 +670,18 @@ class Judge:
         age_s = reading.at - (known.born_at if known else 0.0) + self.model.jumped_s()
         return bool(age_s * 1000 > min(ttl))
 
-    def tell_absent(
+    def report_absent(
         self, topic: Topic, incarnation: Incarnation, seq: int, reading: Reading
     ) -> None:
         known = incarnation.records.get(seq)
         where = f"a reader of ({reading.low}, {reading.high}]"
         if known is None or known.since == NEVER:
             sentence = f"{where} is not notified of the missing record {seq}"
-            self.tell("seqs", topic.name, sentence, reading.entry)
+            self.report("seqs", topic.name, sentence, reading.entry)
             return
         is_acked = "acknowledged" if known.acked < NEVER else "shown"
         sentence = f"{where} gets no record {seq}, which was {is_acked}, and no gap"
-        self.tell("durability", topic.name, sentence, known.entry, reading.entry)
+        self.report("durability", topic.name, sentence, known.entry, reading.entry)
 
     def check_gap(
         self, topic: Topic, incarnation: Incarnation, reading: Reading, gap: dict[str, Any]
@@ -681,7 +695,7 @@ class Judge:
         is_dest = any(topic.name in targets for targets in self.ways.values())
         if not may_evict and not is_dest and not [*self.model.deaths_of(topic, 0, last)]:
             sentence = f"{gap['gap_from']} to {gap['gap_to']} are reported as lost without a cause"
-            self.tell("durability", topic.name, sentence, reading.entry)
+            self.report("durability", topic.name, sentence, reading.entry)
             return
         for known in incarnation.between(gap["gap_from"], gap["gap_to"]):
             seq = known.seq
@@ -693,7 +707,7 @@ class Judge:
                 continue
             is_acked = "acknowledged" if known.acked < NEVER else "shown"
             sentence = f"record {seq}, which was {is_acked}, is reported as lost ({gap['reason']})"
-            self.tell("durability", topic.name, sentence, known.entry, reading.entry)
+            self.report("durability", topic.name, sentence, known.entry, reading.entry)
 
     def may_be_evicted(self, topic: Topic, known: Known, reading: Reading) -> bool:
         """Return whether cap or age may have evicted the record by then."""
@@ -709,7 +723,7 @@ class Judge:
             return
         if not self.model.may_undo(topic, known.remover, reading.ended):
             sentence = f"record {known.seq} is returned after it was deleted"
-            self.tell("deletes", topic.name, sentence, known.remover, reading.entry)
+            self.report("deletes", topic.name, sentence, known.remover, reading.entry)
 
     def check_age(self, topic: Topic, known: Known, reading: Reading) -> None:
         """Check that no reader receives a record that was expired at its request."""
@@ -717,13 +731,13 @@ class Judge:
         if reading.is_live or 0 in ttl or known.acked == NEVER:
             return
         # The ``$ts`` may be ahead of the clock, because it continues from its value before a crash.
-        walls = [one.wall - one.at for one in self.model.happened]
+        walls = [one.wall - one.at for one in self.model.server_events]
         stamped_at = known.record.get("$ts", 0) / 1000 - min(walls, default=NEVER)
         born_at = max(known.acked_at, stamped_at)
         until_s = born_at + max(ttl) / 1000 + self.model.jumped_s() + TICK_S
         if self.model.at(reading.began) > until_s:
             sentence = f"record {known.seq} is returned after its age limit of {max(ttl)} ms"
-            self.tell("deletes", topic.name, sentence, known.entry, reading.entry)
+            self.report("deletes", topic.name, sentence, known.entry, reading.entry)
 
     def check_heads(self, topic: Topic, incarnation: Incarnation) -> None:
         """Check that later requests return a head that is not lower, and that later appends get
@@ -746,7 +760,7 @@ class Judge:
             known = highest[index - 1]
             if not self.model.may_lose(topic, known, ended):
                 sentence = f"{what} {seq} after record {known.seq} was known"
-                self.tell("real time", topic.name, sentence, known.entry, entry)
+                self.report("real time", topic.name, sentence, known.entry, entry)
 
         for one in incarnation.readings:
             if not one.is_live:
@@ -763,7 +777,7 @@ class Judge:
                     known = highest[index - 1]
                     sentence = f"an append gets seq {append.seqs[0]}"
                     sentence += f" after record {known.seq} was known"
-                    self.tell("seqs", topic.name, sentence, known.entry, call.began)
+                    self.report("seqs", topic.name, sentence, known.entry, call.began)
 
     def check_order(self, topic: Topic, incarnation: Incarnation) -> None:
         """Check that ``$ts`` never decreases and that the records of a write are contiguous."""
@@ -771,7 +785,7 @@ class Judge:
         for one, other in pairwise(shown):
             if other.record["$ts"] < one.record["$ts"]:
                 sentence = f"$ts of record {other.seq} is lower than that of {one.seq}"
-                self.tell("seqs", topic.name, sentence, one.entry, other.entry)
+                self.report("seqs", topic.name, sentence, one.entry, other.entry)
 
     # Exactly once
 
@@ -782,11 +796,13 @@ class Judge:
             if known.origin is not None and known.since < NEVER:
                 found[known.origin].append(known)
         for origin, knowns in found.items():
-            most = self.most(topic.name, origin, ()) if len(knowns) > 1 else 1
-            if len(knowns) > most:
+            count_max = self.count_max(topic.name, origin, ()) if len(knowns) > 1 else 1
+            if len(knowns) > count_max:
                 seqs = [one.seq for one in knowns]
-                sentence = f"{origin} is stored at {seqs}, but at most {int(most)} is permitted"
-                self.tell("once", topic.name, sentence, *(one.entry for one in knowns))
+                sentence = (
+                    f"{origin} is stored at {seqs}, but at most {int(count_max)} is permitted"
+                )
+                self.report("once", topic.name, sentence, *(one.entry for one in knowns))
         if self.is_returned(topic) or topic.name in reachable(
             self.ways, self.ways.get(topic.name, ())
         ):
@@ -802,10 +818,10 @@ class Judge:
             other = stamps.setdefault(stamp["key"], known)
             if other is not known and not self.may_lose_copies(topic):
                 sentence = f"{stamp['key']} is stored at {other.seq} and {known.seq}"
-                self.tell("once", topic.name, sentence, other.entry, known.entry)
+                self.report("once", topic.name, sentence, other.entry, known.entry)
 
     def is_returned(self, topic: Topic) -> bool:
-        """Return whether records may be moved (back) out of a dead-letter topic."""
+        """Return whether records may be moved out of a dead-letter topic."""
         return any(
             other.redrives and topic.name in self.ways.get(other.name, ())
             for other in self.model.topics.values()
@@ -823,7 +839,7 @@ class Judge:
             for death in self.model.deaths_of(topic, first, last)
         )
 
-    def most(self, name: str, origin: Origin, way: tuple[str, ...]) -> float:
+    def count_max(self, name: str, origin: Origin, way: tuple[str, ...]) -> float:
         """Return how often the record may be stored in the topic over its lifetime."""
         topic = self.model.topics.get(name)
         if topic is None:
@@ -836,13 +852,13 @@ class Judge:
                 is_made_again = any(one.config is None for one in writes)
                 if is_made_again or self.may_lose_copies(topic):
                     return NEVER
-                count += self.most(source, origin, (*way, name))
+                count += self.count_max(source, origin, (*way, name))
         for other in self.model.topics.values():
             if name in other.may("dead_letter"):
                 count += (
                     NEVER
                     if self.may_lose_copies(topic)
-                    else self.most(other.name, origin, (*way, name))
+                    else self.count_max(other.name, origin, (*way, name))
                 )
         return NEVER if self.is_returned(topic) else count
 
@@ -895,17 +911,17 @@ class Judge:
                     for other in appends
                 ):
                     sentence = f"the key {key} is deduped, but was not used within its window"
-                    self.tell("once", topic.name, sentence, one.call.began)
+                    self.report("once", topic.name, sentence, one.call.began)
             for one, other in pairwise(answered):
                 last = max(one.call, other.call, key=self.model.until)
                 if not self.is_key_kept(topic, appends[0].call, last):
                     continue
                 if one.seqs != other.seqs:
                     sentence = f"the key {key} has the seqs {[*one.seqs]} and {[*other.seqs]}"
-                    self.tell("once", topic.name, sentence, one.call.began, other.call.began)
+                    self.report("once", topic.name, sentence, one.call.began, other.call.began)
                 elif one.call.ended < other.call.began and not other.call.answer["deduped"]:
                     sentence = f"the key {key} is reused but not deduped"
-                    self.tell("once", topic.name, sentence, one.call.began, other.call.began)
+                    self.report("once", topic.name, sentence, one.call.began, other.call.began)
 
     def check_epochs(self, topic: Topic) -> None:
         """Check that a recreated topic has a new epoch and that no other topic changes its
@@ -916,7 +932,7 @@ class Judge:
             first, last = min(one[0], other[0]), max(one[1], other[1])
             if one[2] != other[2] and not topic.may_be_deleted(first, last) and not damaged:
                 sentence = f"the epoch is {other[2]}, it was {one[2]} without a delete in between"
-                self.tell("epochs", topic.name, sentence, one[0], other[0])
+                self.report("epochs", topic.name, sentence, one[0], other[0])
         for began, until, call in topic.deletes:
             if fate_of(call) != DONE:
                 continue
@@ -924,11 +940,11 @@ class Judge:
             for seen, _, epoch in topic.observed:
                 if seen > until and epoch in before:
                     sentence = f"epoch {epoch} is returned again after its delete"
-                    self.tell("epochs", topic.name, sentence, call.began, seen)
+                    self.report("epochs", topic.name, sentence, call.began, seen)
             for sure in topic.certain:
                 if sure[0] > until and not any(maker >= began for maker in topic.makers):
                     sentence = "it responds after it was deleted"
-                    self.tell("epochs", topic.name, sentence, call.began, sure[0])
+                    self.report("epochs", topic.name, sentence, call.began, sure[0])
 
     def check_power(self, topic: Topic, incarnation: Incarnation) -> None:
         """Check that a power loss leaves a prefix of the records of class disk."""
@@ -949,11 +965,15 @@ class Judge:
                 if one.gap is None or one.gap["reason"] != "mixed":
                     continue
                 for lost in incarnation.between(one.gap["gap_from"], one.gap["gap_to"]):
-                    if not born < lost.acked < death.noted or lost.gone < NEVER or lost.seq >= kept:
+                    if (
+                        not born < lost.acked < death.noted
+                        or lost.removable_from < NEVER
+                        or lost.seq >= kept
+                    ):
                         continue
                     if self.moved_from(topic, incarnation, lost.seq, lost) == NEVER:
                         sentence = f"a power loss removed {lost.seq} but kept {kept}"
-                        self.tell("durability", topic.name, sentence, death.noted, one.entry)
+                        self.report("durability", topic.name, sentence, death.noted, one.entry)
 
     # Queues
 
@@ -970,21 +990,21 @@ class Judge:
                 targets = topic.may("dead_letter", one.began, one.ended)
                 if 0 not in limits and None not in targets and one.count > max(limits):
                     sentence = f"job {seq} is delivered {one.count} times, at most {max(limits)}"
-                    self.tell("queues", topic.name, sentence, one.entry)
+                    self.report("queues", topic.name, sentence, one.entry)
             by_time = sorted(found, key=lambda one: (one.ended, one.count))
             for one, other in pairwise(by_time):
                 if not self.may_follow(topic, one, other) and not (
                     other.began <= one.ended and self.may_follow(topic, other, one)
                 ):
                     sentence = f"job {seq} is leased to {other.node} while {one.node} holds it"
-                    self.tell("queues", topic.name, sentence, one.entry, other.entry)
+                    self.report("queues", topic.name, sentence, one.entry, other.entry)
                 if (
                     one.ended < other.began
                     and other.count <= one.count
                     and not self.lost_count(topic, one.began, other.ended)
                 ):
                     sentence = f"delivery {other.count} of job {seq} follows delivery {one.count}"
-                    self.tell("queues", topic.name, sentence, one.entry, other.entry)
+                    self.report("queues", topic.name, sentence, one.entry, other.entry)
 
     def check_delivery(
         self, topic: Topic, incarnation: Incarnation, known: Known, one: Delivery
@@ -992,14 +1012,14 @@ class Judge:
         """Check that no job is delivered after its ack or before its time."""
         if known.removed < one.began and not self.model.may_undo(topic, known.remover, one.ended):
             sentence = f"job {known.seq} is delivered after it was acked or deleted"
-            self.tell("queues", topic.name, sentence, known.remover, one.entry)
+            self.report("queues", topic.name, sentence, known.remover, one.entry)
         appends = self.model.appends[known.origin[:2]] if known.origin else []
         if known.acked < NEVER and len(appends) == 1 and known.origin is not None:
             delay_ms = appends[0].records[known.origin[2]].get("delay_ms") or 0
             due_at = known.born_at + delay_ms / 1000 - self.model.jumped_s()
             if delay_ms and one.ended_at + TICK_S < due_at:
                 sentence = f"job {known.seq} is delivered before its delay of {delay_ms} ms"
-                self.tell("queues", topic.name, sentence, known.entry, one.entry)
+                self.report("queues", topic.name, sentence, known.entry, one.entry)
         for settle in topic.settles:
             call, delay_ms = settle.call, settle.what == "nack" and settle.call.body.get("delay_ms")
             if (
@@ -1011,7 +1031,7 @@ class Judge:
                 and self.model.epoch_at(topic.name, call.began, call.ended) == incarnation.epoch
             ):
                 sentence = f"job {known.seq} is delivered {delay_ms} ms after a nack, or sooner"
-                self.tell("queues", topic.name, sentence, call.began, one.entry)
+                self.report("queues", topic.name, sentence, call.began, one.entry)
 
     def lost_count(self, topic: Topic, first: int, last: int) -> bool:
         """Return whether delivery counts and delays may be lost between two moments. An orderly
@@ -1062,11 +1082,11 @@ class Judge:
         """Return whether the stream that delivered a job may have ended."""
         if not one.stream:
             return False
-        said = self.model.said[one.stream]
-        if said[-1].event == END and (said[-1].data == LOST or said[-1].number <= last):
+        event = self.model.stream_events[one.stream]
+        if event[-1].event == END and (event[-1].data == LOST or event[-1].number <= last):
             return True  # the client detects the loss of its stream late
-        heard_at = max(each.at for each in said if each.number <= last)
-        return self.model.at(last) > heard_at + SLOW_S or any(
+        received_at = max(each.at for each in event if each.number <= last)
+        return self.model.at(last) > received_at + SLOW_S or any(
             one.stream < number <= last for number in self.model.front_deaths
         )
 
@@ -1113,7 +1133,7 @@ class Judge:
             tokens = dict(zip(settle.seqs, settle.lease_ids, strict=False))
             for seq in settle.seqs:
                 found = incarnation.deliveries.get(seq, [])
-                mine = [
+                own = [
                     one
                     for one in found
                     if one.node == settle.node
@@ -1121,27 +1141,27 @@ class Judge:
                     and tokens.get(seq, one.lease_id) == one.lease_id
                 ]
                 if seq in settle.done:
-                    self.check_settled(topic, settle, seq, found, mine)
-                elif mine and found and not unsure:
-                    last = max(mine, key=lambda one: one.ended)
+                    self.check_settled(topic, settle, seq, found, own)
+                elif own and found and not unsure:
+                    last = max(own, key=lambda one: one.ended)
                     self.check_skipped(topic, incarnation.records[seq], settle, found, last)
 
     def check_settled(
-        self, topic: Topic, settle: Settle, seq: int, found: list[Delivery], mine: list[Delivery]
+        self, topic: Topic, settle: Settle, seq: int, found: list[Delivery], own: list[Delivery]
     ) -> None:
         """Check that each settled job was held by the client that settled it."""
-        if not mine:
+        if not own:
             sentence = f"{settle.node} {settle.what}s job {seq}, which it never held by this lease"
-            self.tell("queues", topic.name, sentence, settle.call.began)
-        elif all(self.over_by(topic, one) + TICK_S < settle.call.at for one in mine):
+            self.report("queues", topic.name, sentence, settle.call.began)
+        elif all(self.over_by(topic, one) + TICK_S < settle.call.at for one in own):
             sentence = f"{settle.node} {settle.what}s job {seq}, whose lease has expired"
-            self.tell("queues", topic.name, sentence, mine[-1].entry, settle.call.began)
-        latest = max((one.ended for one in mine), default=NEVER)
+            self.report("queues", topic.name, sentence, own[-1].entry, settle.call.began)
+        latest = max((one.ended for one in own), default=NEVER)
         for other in found:
             is_later = other.node != settle.node and latest < other.began
             if is_later and self.is_held(topic, other, settle):
                 sentence = f"{settle.node} {settle.what}s job {seq}, which {other.node} holds"
-                self.tell("queues", topic.name, sentence, other.entry, settle.call.began)
+                self.report("queues", topic.name, sentence, other.entry, settle.call.began)
 
     def is_held(self, topic: Topic, one: Delivery, settle: Settle) -> bool:
         """Return whether the lease certainly exists during the call."""
@@ -1173,12 +1193,12 @@ class Judge:
         if (
             is_latest
             and not may_continue
-            and known.gone > call.ended
+            and known.removable_from > call.ended
             and self.is_held(topic, last, settle)
             and not self.model.may_lose(topic, known, call.ended)
         ):
             sentence = f"{settle.node} holds job {known.seq}, but its {settle.what} is skipped"
-            self.tell("queues", topic.name, sentence, last.entry, call.began)
+            self.report("queues", topic.name, sentence, last.entry, call.began)
 
     def check_moves(self) -> None:
         """Check that a dead letter is stored once and that its job is stored nowhere else."""
@@ -1203,7 +1223,7 @@ class Judge:
                     if other is not known and not may_have_copies:
                         sentence = f"job {seq} of {name} is a dead letter at {other.seq}"
                         sentence += f" and {known.seq}"
-                        self.tell("once", topic.name, sentence, other.entry, known.entry)
+                        self.report("once", topic.name, sentence, other.entry, known.entry)
                     (source,) = queue.epochs.values()
                     self.check_dead(topic, queue, source, known, seq)
 
@@ -1223,14 +1243,14 @@ class Judge:
         job = source.records.get(seq)
         if job is not None and job.origin and dead.origin and job.origin != dead.origin:
             sentence = f"dead letter {dead.seq} is not job {seq} of {queue.name}"
-            self.tell("stable", topic.name, sentence, job.entry, dead.entry)
+            self.report("stable", topic.name, sentence, job.entry, dead.entry)
         settings = queue.settings["max_deliveries"], queue.settings["dead_letter"]
         if any(len(one.writes) > 2 for one in settings) or self.may_lose_copies(queue):
             return  # a change of the config makes jobs claimable that are being moved
         for one in source.deliveries.get(seq, ()):
             if dead.seen < one.began:
                 sentence = f"job {seq} is delivered, although it is a dead letter in {topic.name}"
-                self.tell("queues", queue.name, sentence, dead.entry, one.entry)
+                self.report("queues", queue.name, sentence, dead.entry, one.entry)
 
     # Final state
 
@@ -1287,14 +1307,14 @@ class Judge:
             if reading.client == RESTORED:
                 backups[reading.began][reading.topic].append(reading)
         for chains in backups.values():
-            readings = [*joined(*chains.values())]
+            readings = [*chain_iterables(*chains.values())]
             self.check_redriven(readings, readings[0].ended)
             restored = {origin_of(record) for one in readings for record in one.records}
             for name, chain in chains.items():
                 seqs = {record["$seq"] for reading in chain for record in reading.records}
 
                 def is_found(origin: Origin, last: int = chain[-1].ended) -> bool:
-                    may_be_removed = any(one.gone < last for one in self.copies[origin])
+                    may_be_removed = any(one.removable_from < last for one in self.copies[origin])
                     return origin in restored or may_be_removed  # noqa: B023
 
                 targets = reachable(self.ways, [name])
@@ -1324,14 +1344,14 @@ class Judge:
             for name, value in expected.items():
                 if answer[name] != value:
                     sentence = f"{name} is {answer[name]}, but a read returns {value}"
-                    self.tell("counters", topic.name, sentence, entry, chain[0].entry)
+                    self.report("counters", topic.name, sentence, entry, chain[0].entry)
             queue = answer.get("queue")
             if queue is not None:
                 jobs = queue["ready"] + queue["in_flight"] + queue.get("delayed", 0)
                 is_less = jobs < len(seqs) and not any(one.what == "nack" for one in topic.settles)
                 if (jobs > len(seqs) or is_less) and not topic.ever("max_deliveries"):
                     sentence = f"{queue} differ from its {len(seqs)} jobs"
-                    self.tell("counters", topic.name, sentence, entry, chain[0].entry)
+                    self.report("counters", topic.name, sentence, entry, chain[0].entry)
 
     def check_moved(
         self,
@@ -1351,7 +1371,7 @@ class Judge:
         for known in incarnation.records.values():
             if known.acked >= chain[0].began or known.seq in seqs or not known.origin:
                 continue
-            if known.gone < last or any(
+            if known.removable_from < last or any(
                 gap["gap_from"] <= known.seq <= gap["gap_to"] for gap in gaps
             ):
                 continue
@@ -1362,7 +1382,7 @@ class Judge:
                 and not any(self.is_lossy(self.model.topic(name), moved) for name in targets)
             ):
                 sentence = f"job {known.seq} is neither in its queue nor in {sorted(targets)}"
-                self.tell("queues", topic.name, sentence, known.entry, chain[0].entry)
+                self.report("queues", topic.name, sentence, known.entry, chain[0].entry)
 
     def is_lossy(self, topic: Topic, first: int = 0) -> bool:
         """Return whether records of ``first`` or later may be lost, or leave the topic, before a
@@ -1385,16 +1405,16 @@ class Judge:
         """
         dests = {one.dest for those in self.model.routers.values() for one in those if one.config}
         copied = reachable(self.ways, dests)
-        places: dict[Origin, list[Known]] = defaultdict(list)
+        positions: dict[Origin, list[Known]] = defaultdict(list)
         names: dict[Origin, set[str]] = defaultdict(set)
         for reading in readings:
             for record in reading.records if reading.topic not in copied else ():
                 origin = origin_of(record)
                 if origin is not None and reading.epoch is not None:
                     incarnation = self.incarnation(reading.topic, reading.epoch)
-                    places[origin].append(incarnation.records[record["$seq"]])
+                    positions[origin].append(incarnation.records[record["$seq"]])
                     names[origin].add(reading.topic)
-        for origin, knowns in places.items():
+        for origin, knowns in positions.items():
             appends = self.model.appends.get(origin[:2], [])
             if len(knowns) < 2 or len(appends) != 1 or appends[0].fate != DONE:
                 continue
@@ -1402,17 +1422,17 @@ class Judge:
                 sentence = f"{origin} is in {sorted(names[origin])}, at"
                 sentence += f" {[known.seq for known in knowns]}"
                 promise = "redrives" if last == NEVER else "backups"
-                self.tell(promise, "", sentence, *(known.entry for known in knowns))
+                self.report(promise, "", sentence, *(known.entry for known in knowns))
 
     @cached_property
     def failures(self) -> list[tuple[int, int]]:
         """Return the intervals in which processes were down or a disk failed."""
         found = [(death.number, death.until) for death in self.model.deaths]
         found += [(number, number) for number in self.model.front_deaths]
-        faults = [one for one in self.model.happened if one.what == "fault"]
-        mended = [one.number for one in self.model.happened if one.what == "mended"]
+        faults = [one for one in self.model.server_events if one.what == "fault"]
+        repaired = [one.number for one in self.model.server_events if one.what == "repaired"]
         for fault in faults:
-            until = min((end for end in mended if end > fault.number), default=NEVER)
+            until = min((end for end in repaired if end > fault.number), default=NEVER)
             found.append((fault.number, until))
         return found
 
@@ -1453,11 +1473,11 @@ class Judge:
             topics = self.model.topic(source), self.model.topic(dest)
             chain, copies = (self.final(topic.name) for topic in topics)
             if chain and copies and not any(topic.deletes for topic in topics):
-                if into == [name] and self.comes_from(dest) == [source]:
+                if into == [name] and self.direct_sources(dest) == [source]:
                     self.check_copies(*topics, chain, copies)
                 self.check_router(name, writes, *topics, chain, copies)
 
-    def comes_from(self, name: str) -> list[str]:
+    def direct_sources(self, name: str) -> list[str]:
         """Return the topics that records may come from in one step."""
         return [one for one, targets in self.ways.items() if name in targets]
 
@@ -1466,18 +1486,18 @@ class Judge:
     ) -> None:
         """Check that copies are in the order of the source."""
         origins = [origin_of(one) for reading in chain for one in reading.records]
-        there = [origin_of(one) for reading in copies for one in reading.records]
+        stored = [origin_of(one) for reading in copies for one in reading.records]
         once = {one for one, count in Counter(origins).items() if count == 1 and one is not None}
-        once &= {one for one, count in Counter(there).items() if count == 1}
-        mine = {origin_of(record) for one in dest.appends for record in one.records}
-        order = {origin: at for at, origin in enumerate(origins) if origin in once - mine}
-        placed = [order[one] for one in there if one in order]
+        once &= {one for one, count in Counter(stored).items() if count == 1}
+        own = {origin_of(record) for one in dest.appends for record in one.records}
+        order = {origin: at for at, origin in enumerate(origins) if origin in once - own}
+        placed = [order[one] for one in stored if one in order]
         if not source.redrives and not any(topic.redrives for topic in self.model.topics.values()):
             for one, other in pairwise(placed):
                 if other < one:
                     sentence = f"copies of {source.name} are in another order: {origins[one]}"
                     sentence += f" before {origins[other]}"
-                    self.tell("routers", dest.name, sentence, copies[0].entry, chain[0].entry)
+                    self.report("routers", dest.name, sentence, copies[0].entry, chain[0].entry)
                     break
 
     def check_router(
@@ -1501,12 +1521,12 @@ class Judge:
             for other, those in self.model.routers.items()
             if any(one.dest == dest.name for one in those)
         ]
-        if self.comes_from(dest.name) == [source.name] and ways_in == [name]:
+        if self.direct_sources(dest.name) == [source.name] and ways_in == [name]:
             self.check_filter(name, writes[0].config.get("filter"), source, dest)
         acked = any(one.what == "ack" for one in dest.settles)
         moves_on = dest.redrives or dest.ever("dead_letter") or acked
-        is_hurt = any(one.what in ("damaged", "lost") for one in self.model.deaths)
-        if moves_on or is_hurt or "reject" in dest.may("discard"):
+        is_damaged = any(one.what in ("damaged", "lost") for one in self.model.deaths)
+        if moves_on or is_damaged or "reject" in dest.may("discard"):
             return
         floor = self.head_after(source, chain[0].epoch, writes[0].call.ended)
         # A dest removes its oldest records first.
@@ -1526,7 +1546,7 @@ class Judge:
                     one.match is not None and one.fits(0, known.tag) for one in dest.removals
                 ):
                     sentence = f"{name} has not copied record {known.seq} of {source.name}"
-                    self.tell("routers", dest.name, sentence, known.entry, copies[-1].entry)
+                    self.report("routers", dest.name, sentence, known.entry, copies[-1].entry)
 
     def check_filter(self, name: str, match: Any, source: Topic, dest: Topic) -> None:
         """Check that no copy is of a record that the filter excludes."""
@@ -1550,7 +1570,7 @@ class Judge:
                     continue
                 if not matches(match, tags[known.origin]):
                     sentence = f"{name} has copied {known.origin} with {tags[known.origin]!r}"
-                    self.tell("routers", dest.name, sentence, known.entry)
+                    self.report("routers", dest.name, sentence, known.entry)
 
     def head_after(self, topic: Topic, epoch: int | None, moment: int) -> int:
         """Return a head that the topic had at the moment or later. Records above it were appended
@@ -1576,19 +1596,19 @@ class Watch:
     """One stream of a watch: the position of its client in each topic."""
 
     def __init__(
-        self, judge: Judge, call: Call, session: Call | None, places: dict[str, dict[str, int]]
+        self, judge: Judge, call: Call, session: Call | None, positions: dict[str, dict[str, int]]
     ) -> None:
-        self._judge, self._call, self._places = judge, call, places
-        self._asked = (session.body if session else None) or {}
+        self._judge, self._call, self._positions = judge, call, positions
+        self._body = (session.body if session else None) or {}
         self._query = route_of(call).query
         last_id = call.headers.get("Last-Event-ID", "")
-        self._at: dict[str, int] = {**places.get(last_id, {})}
+        self._at: dict[str, int] = {**positions.get(last_id, {})}
         # A new session gets its positions from the response. An older session has later ones.
         key = f"session {route_of(call).name}"
-        if not last_id and session is not None and key not in places:
+        if not last_id and session is not None and key not in positions:
             told = session.answer["topics"]
             self._at = {topic: one["from_seq"] for topic, one in told.items()}
-        places[key] = {}
+        positions[key] = {}
         if "from_seq" in self._query and not last_id:
             names = self._query.get("topic", ())
             self._at = dict.fromkeys(names, int(self._query["from_seq"][0]))
@@ -1598,30 +1618,30 @@ class Watch:
 
     def _option(self, name: str, default: Any) -> Any:
         values = self._query.get(name)
-        return self._asked.get(name, default) if values is None else values[0] == "true"
+        return self._body.get(name, default) if values is None else values[0] == "true"
 
     def follow(self) -> None:
         """Check each event against the position of the client."""
-        for said in self._judge.model.said[self._call.began]:
-            if said.event in ("record", "tombstone", "caught-up"):
-                self._take(said)
-                if said.id:
-                    self._places[said.id] = dict(self._at)
-            elif said.event == "topic-deleted":
-                self._at.pop(said.data["topic"], None)
-                self._epochs.pop(said.data["topic"], None)
+        for event in self._judge.model.stream_events[self._call.began]:
+            if event.event in ("record", "tombstone", "caught-up"):
+                self._take(event)
+                if event.id:
+                    self._positions[event.id] = dict(self._at)
+            elif event.event == "topic-deleted":
+                self._at.pop(event.data["topic"], None)
+                self._epochs.pop(event.data["topic"], None)
 
-    def _take(self, said: Said) -> None:
-        name, data = said.data["topic"], said.data
+    def _take(self, event: StreamEvent) -> None:
+        name, data = event.data["topic"], event.data
         is_first = name in self._fresh
         self._fresh.discard(name)
         model = self._judge.model
-        if said.event == "tombstone" and data["reason"] == "recreated":
+        if event.event == "tombstone" and data["reason"] == "recreated":
             self._epochs.pop(name, None)
             self._at[name] = min(data["earliest_seq"] - 1, data["head_seq"])
             self._anew.add(name)
             return
-        epoch = self._epochs.get(name) or model.epoch_at(name, self._call.began, said.number)
+        epoch = self._epochs.get(name) or model.epoch_at(name, self._call.began, event.number)
         if epoch is None:
             self._at.pop(name, None)
         else:
@@ -1629,9 +1649,9 @@ class Watch:
         if is_first and model.topic(name).deletes:
             self._at.pop(name, None)
         at, gap = self._at.get(name), None
-        if said.event == "record":
+        if event.event == "record":
             begin, end, records = data["from_seq"], data["to_seq"], data["records"]
-        elif said.event == "tombstone":
+        elif event.event == "tombstone":
             begin, end, records, gap = data["gap_from"] - 1, data["gap_to"], [], data
         else:
             begin, end, records = data["head_seq"], data["head_seq"], []
@@ -1639,13 +1659,13 @@ class Watch:
             self._anew.discard(name)
             begin = max(begin, at or 0)
         if at is not None and begin < at and not is_first:
-            sentence = f"a stream at {at} receives {said.event} from {begin}"
-            self._judge.tell("readers", name, sentence, self._call.began, said.number)
+            sentence = f"a stream at {at} receives {event.event} from {begin}"
+            self._judge.report("readers", name, sentence, self._call.began, event.number)
         self._at[name] = end
         low = begin if at is None else min(at, begin)
-        node: Any = self._asked.get("node") or self._query.get("node", ())
+        node: Any = self._body.get("node") or self._query.get("node", ())
         reading = Reading(
-            *(name, epoch, said.client, said.number, self._call.began, said.number, said.at),
+            *(name, epoch, event.client, event.number, self._call.began, event.number, event.at),
             *(low, end, max(data["head_seq"], end), records),
             nodes=frozenset((node,) if isinstance(node, str) else node),
             has_tags=self._option("include_tags", False),
@@ -1661,7 +1681,7 @@ class Watch:
             reading.gap = {**gap, "gap_from": begin + 1}
 
 
-def own_meta(record: dict[str, Any]) -> dict[str, Any]:
+def client_meta(record: dict[str, Any]) -> dict[str, Any]:
     """Return the meta of a record without the fields that the server added."""
     meta = record.get("meta") or {}
     return {

@@ -39,11 +39,11 @@ class Story:
         client: str = "c",
         **headers: str,
     ) -> int:
-        call = self.history.asked(client, method, f"/v0/{path}", body, **headers)
+        call = self.history.record_request(client, method, f"/v0/{path}", body, **headers)
         self.now += 0.01
         if status is not None and status >= 400 and isinstance(answer, str):
             answer = {"error": {"code": answer, "message": ""}}
-        self.history.answered(call, status, answer)
+        self.history.record_response(call, status, answer)
         return call.began
 
     def wait(self, seconds: float) -> None:
@@ -106,7 +106,7 @@ class Story:
         **changed: Any,
     ) -> int:  # fmt: skip
         high = max([low, *seqs, gap[1] if gap else 0, *([head] if head else [])])
-        told = {"gap_from": gap[0], "gap_to": gap[1], "reason": gap[2]} if gap else None
+        fields = {"gap_from": gap[0], "gap_to": gap[1], "reason": gap[2]} if gap else None
         answer = {
             "topic": topic,
             "records": [self.records[topic, seq] for seq in seqs],
@@ -115,7 +115,7 @@ class Story:
             "caught_up": True,
             "lag": 0,
             "earliest_seq": min([*seqs, high + 1]),
-            "tombstone": told,
+            "tombstone": fields,
             "epoch": self.epochs.get(topic, 1),
         }
         body = {"from_seq": low, "include_tags": True, "limit": 1000, "epoch": epoch_read}
@@ -141,23 +141,25 @@ class Story:
         self.call(f"topics/{Q}/{what}", {"node": node, "seqs": [seq], **body}, answer)
 
     def watch(self, *events: tuple[str, dict[str, Any]], start: int = 0, last: str = "") -> None:
-        told = {T: {"from_seq": start, "head_seq": 9, "earliest_seq": 1, "epoch": 1}}
-        self.call("watch", {"topics": {T: {"from_seq": start}}}, {"wid": "wid", "topics": told})
+        fields = {T: {"from_seq": start, "head_seq": 9, "earliest_seq": 1, "epoch": 1}}
+        self.call("watch", {"topics": {T: {"from_seq": start}}}, {"wid": "wid", "topics": fields})
         self.follow(*events, last=last)
 
     def follow(self, *events: tuple[str, dict[str, Any]], last: str = "") -> None:
         headers = {"Last-Event-ID": last} if last else {}
-        call = self.history.asked("w", "GET", "/v0/watch/wid", None, **headers)
-        self.history.answered(call, 200, None)
+        call = self.history.record_request("w", "GET", "/v0/watch/wid", None, **headers)
+        self.history.record_response(call, 200, None)
         for event, data in events:
             if "records" in data:
                 data["records"] = [self.records[T, seq] for seq in data["records"]]
             end = data.get("to_seq", data.get("gap_to", 0))
-            self.history.said(call, event, f"id{end}", {"topic": T, "head_seq": 9, **data})
-        self.history.said(call, "end", "", "left")
+            self.history.record_stream_event(
+                call, event, f"id{end}", {"topic": T, "head_seq": 9, **data}
+            )
+        self.history.record_stream_event(call, "end", "", "left")
 
-    def happen(self, what: str, who: str = "", how: str = "", value: float = 0.0) -> None:
-        self.history.happened(what, who, how, value)
+    def server_event(self, what: str, who: str = "", how: str = "", value: float = 0.0) -> None:
+        self.history.record_server_event(what, who, how, value)
 
 
 def shown(*seqs: int, low: int | None = None) -> tuple[str, dict[str, Any]]:
@@ -189,7 +191,7 @@ def an_acknowledged_record(story: Story, right: bool) -> None:
 def a_class_that_outlives_kills(story: Story, right: bool) -> None:
     story.make(durability="ephemeral" if right else "memory")
     story.append(1, 1)
-    story.happen("kill", "everything")
+    story.server_event("kill", "everything")
     story.page(gap=(1, 1, "mixed")) if right else story.page(head=1)
 
 
@@ -198,7 +200,7 @@ def what_only_a_power_loss_takes(story: Story, right: bool) -> None:
     story.make(durability="disk")
     story.append(1, 1)
     story.wait(0.0 if right else 30.0)
-    story.happen("power")
+    story.server_event("power")
     story.page(gap=(1, 1, "mixed"))
 
 
@@ -206,7 +208,7 @@ def what_only_a_power_loss_takes(story: Story, right: bool) -> None:
 def what_a_power_loss_does_not_take(story: Story, right: bool) -> None:
     story.make(durability="disk" if right else "fsync")
     story.append(1, 1)
-    story.happen("power")
+    story.server_event("power")
     story.page(gap=(1, 1, "mixed"))
 
 
@@ -215,7 +217,7 @@ def a_prefix_that_survives(story: Story, right: bool) -> None:
     story.make(durability="disk")
     story.append(1, 1)
     story.append(2, 2)
-    story.happen("power")
+    story.server_event("power")
     story.wait(3.0)
     story.page(*([1] if right else [2]), gap=None if right else (1, 1, "mixed"))
 
@@ -481,19 +483,19 @@ def a_reader_of_an_epoch_that_is_over(story: Story, right: bool) -> None:
     story.page(1, epoch_read=2 if right else 1)
 
 
-@case("access", "answers 401, although the key is valid")
+@case("access", "responds with 401, although the key is valid")
 def a_good_key(story: Story, right: bool) -> None:
-    story.history.happened("key", "k", "added")
+    story.history.record_server_event("key", "k", "added")
     story.wait(100.0)
     if right:
-        story.history.happened("key", "k", "removed")
+        story.history.record_server_event("key", "k", "removed")
     story.call("topics", None, "unauthorized", 401, "GET", Authorization="Bearer k")
 
 
-@case("access", "answers 200, although its key was removed")
+@case("access", "responds with 200, although its key was removed")
 def a_key_that_was_removed(story: Story, right: bool) -> None:
-    story.history.happened("key", "k", "added")
-    story.history.happened("key", "k", "removed")
+    story.history.record_server_event("key", "k", "added")
+    story.history.record_server_event("key", "k", "removed")
     story.wait(30.0 if right else 100.0)
     story.call("topics", None, {"topics": []}, method="GET", Authorization="Bearer k")
 
@@ -534,7 +536,7 @@ def a_read_of_what_was_written(story: Story, right: bool) -> None:
     story.page(*([1, 2] if right else [1]))
 
 
-@case("answers", "answers 500 internal")
+@case("responses", "responds with 500 internal")
 def no_errors_of_the_server(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 0, status=503)
@@ -542,13 +544,13 @@ def no_errors_of_the_server(story: Story, right: bool) -> None:
         story.call(f"topics/{T}/diff", {}, "internal", 500)
 
 
-@case("answers", "409 not_a_queue, which is not documented")
+@case("responses", "409 not_a_queue, which is not documented")
 def codes_of_the_route(story: Story, right: bool) -> None:
     story.make()
     story.call(f"topics/{T}/{'ack' if right else 'diff'}", {}, "not_a_queue", 409)
 
 
-@case("answers", "although the topic exists")
+@case("responses", "although the topic exists")
 def no_404_for_what_is_there(story: Story, right: bool) -> None:
     if not right:
         story.make()
@@ -579,7 +581,7 @@ def leases_that_outlive_a_kill(story: Story, right: bool) -> None:
     story.make(Q, type="queue", leases_durable=not right)
     story.append(1, 1, topic=Q)
     story.claim(1)
-    story.happen("kill", "everything")
+    story.server_event("kill", "everything")
     story.claim(1, node="v", count=1 if right else 2)
 
 
@@ -592,7 +594,7 @@ def leases_that_have_become_durable(story: Story, right: bool) -> None:
         story.configure(Q, type="queue", leases_durable=True)
     story.append(2, 2, topic=Q)
     story.wait(5.0)
-    story.happen("kill", "everything")
+    story.server_event("kill", "everything")
     story.claim(1, node="v", count=1 if right else 2)
 
 
@@ -601,7 +603,7 @@ def counts_that_outlive_a_stop(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
     story.claim(1)
-    story.happen("stop", "everything")
+    story.server_event("stop", "everything")
     story.claim(1, node="v", count=2 if right else 1)
 
 
@@ -611,7 +613,7 @@ def delays_that_outlive_a_stop(story: Story, right: bool) -> None:
     story.append(1, 1, topic=Q)
     story.claim(1)
     story.settle("nack", 1, delay_ms=60_000)
-    story.happen("stop" if not right else "kill", "everything")
+    story.server_event("stop" if not right else "kill", "everything")
     story.claim(1, count=2)
 
 
@@ -723,7 +725,7 @@ def a_job_that_is_somewhere(story: Story, right: bool) -> None:
     story.append(1, 1, topic=Q)
     story.claim(1)
     dead_letter(story, 1)
-    story.happen("quiet")
+    story.server_event("quiet")
     story.page(topic=Q, head=1, client="final")
     story.page(*([1] if right else []), topic=D, client="final")
 
@@ -745,9 +747,9 @@ def a_redrive_that_fails(story: Story, right: bool) -> None:
     story.make(D)
     story.append(1, 1, topic=D, count=3)
     if right:
-        story.happen("kill", "shard 0")
-        story.happen("kill", "shard 1")
-        story.happen("kill", "shard 2")
+        story.server_event("kill", "shard 0")
+        story.server_event("kill", "shard 1")
+        story.server_event("kill", "shard 2")
     redriven(story, 1, 1)
 
 
@@ -758,7 +760,7 @@ def a_record_that_is_moved(story: Story, right: bool) -> None:
     story.append(1, 1, topic=D)
     redriven(story, 1, 0, to=T)
     story.put(T, 1, 1)
-    story.happen("quiet")
+    story.server_event("quiet")
     story.page(1, client="final")
     story.page(*([] if right else [1]), topic=D, head=1, client="final")
 
@@ -770,10 +772,10 @@ def a_record_whose_redrive_has_failed(story: Story, right: bool) -> None:
     story.append(1, 1, topic=D)
     redriven(story, 1, 0, to=T)
     if right:
-        story.happen("kill", "everything")
+        story.server_event("kill", "everything")
     story.put(T, 1, 1)
     story.wait(10.0)
-    story.happen("quiet")
+    story.server_event("quiet")
     story.page(1, client="final")
     story.page(1, topic=D, client="final")
 
@@ -809,7 +811,7 @@ def a_move_and_a_backup(story: Story, right: bool) -> None:
     for topic in ("later", "even later"):
         story.wait(8.0)
         story.make(topic)
-    story.happen("power", "everything")  # long after the redrive
+    story.server_event("power", "everything")  # long after the redrive
 
 
 @case("queues", "job 1 is neither in its queue nor in ['t']")
@@ -837,7 +839,7 @@ def all_copies(story: Story, right: bool) -> None:
     story.append(2, 2)
     story.put(D, 1, 1)
     story.put(D, 2, 2)
-    story.happen("quiet")
+    story.server_event("quiet")
     story.page(1, 2, client="final")
     story.page(1, *([2] if right else []), topic=D, client="final")
 
@@ -846,7 +848,7 @@ def all_copies(story: Story, right: bool) -> None:
 def copies_of_a_filter(story: Story, right: bool) -> None:
     routed(story, filter=["tag", "Eq", "red"])
     story.append(1, 1, tag="blue" if right else "red")
-    story.happen("quiet")
+    story.server_event("quiet")
     story.page(1, client="final")
     story.page(topic=D, client="final")
 
@@ -858,7 +860,7 @@ def copies_in_order(story: Story, right: bool) -> None:
     story.append(2, 2)
     story.put(D, 1, 1 if right else 2)
     story.put(D, 2, 2 if right else 1)
-    story.happen("quiet")
+    story.server_event("quiet")
     story.page(1, 2, client="final")
     story.page(1, 2, topic=D, client="final")
 
@@ -878,14 +880,14 @@ def a_copy_that_is_stamped(story: Story, right: bool) -> None:
 def a_counter(story: Story, right: bool) -> None:
     story.make()
     story.append(1, 1)
-    story.happen("quiet")
-    told: dict[str, Any] = {
+    story.server_event("quiet")
+    fields: dict[str, Any] = {
         "config": DEFAULTS,
         "head_seq": 1,
         "earliest_seq": 1,
         "count": 1 if right else 2,
     }
-    story.state(client="final", **told)
+    story.state(client="final", **fields)
     story.page(1, client="final")
 
 
@@ -893,10 +895,10 @@ def a_counter(story: Story, right: bool) -> None:
 def counters_of_a_queue(story: Story, right: bool) -> None:
     story.make(Q, type="queue")
     story.append(1, 1, topic=Q)
-    story.happen("quiet")
+    story.server_event("quiet")
     queue = {"ready": 1 if right else 0, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
-    told: dict[str, Any] = {"head_seq": 1, "earliest_seq": 1, "count": 1, "queue": queue}
-    story.state(Q, "final", config={**DEFAULTS, "type": "queue"}, **told)
+    fields: dict[str, Any] = {"head_seq": 1, "earliest_seq": 1, "count": 1, "queue": queue}
+    story.state(Q, "final", config={**DEFAULTS, "type": "queue"}, **fields)
     story.page(1, topic=Q, client="final")
 
 
@@ -905,11 +907,11 @@ IDS = [one.__name__.replace("_", " ") for _, _, one in CASES]
 
 @pytest.mark.parametrize(("promise", "sentence", "told"), CASES, ids=IDS)
 def test_the_judge_reports_exactly_the_broken_promise(
-    promise: str, sentence: str, told: Case
+    promise: str, sentence: str, fields: Case
 ) -> None:
     right, wrong = Story(), Story()
-    told(right, True)
-    told(wrong, False)
+    fields(right, True)
+    fields(wrong, False)
     assert judge(right.history.entries, shards=SHARDS) == []
     found = judge(wrong.history.entries, shards=SHARDS)
     assert [one for one in found if one.promise == promise and sentence in one.sentence], found
@@ -937,20 +939,22 @@ def test_a_topic_that_is_recreated_during_a_call_is_not_reported() -> None:
     (early, late), sent = ("a", "b"), {"records": [{"data": {"by": "c", "n": 1, "i": 0}}]}
     paths = f"topics/{Q}", f"topics/{Q}/claim"
     appends = [
-        story.history.asked(client, "POST", f"/v0/{paths[0]}", sent, **{"Idempotency-Key": "k"})
+        story.history.record_request(
+            client, "POST", f"/v0/{paths[0]}", sent, **{"Idempotency-Key": "k"}
+        )
         for client in (late, early)
     ]
-    claim = story.history.asked("w", "POST", f"/v0/{paths[1]}", {"node": "w", "max": 1})
-    told = {"topic": Q, "count": 1, "created": False, "deduped": False}
+    claim = story.history.record_request("w", "POST", f"/v0/{paths[1]}", {"node": "w", "max": 1})
+    fields = {"topic": Q, "count": 1, "created": False, "deduped": False}
     seqs = {"first_seq": 2, "last_seq": 2, "head_seq": 2}
-    story.history.answered(appends[1], 200, told | seqs)
+    story.history.record_response(appends[1], 200, fields | seqs)
     story.call(paths[0], None, {"topic": Q, "deleted": True}, method="DELETE")
     story.make(Q, type="queue")
     seqs = {"first_seq": 1, "last_seq": 1, "head_seq": 1}
-    story.history.answered(appends[0], 200, told | seqs)
+    story.history.record_response(appends[0], 200, fields | seqs)
     story.put(Q, 1, 1)
     job = {**story.records[Q, 1], "lease_id": "w1", "deadline": 0, "deliveries": 1}
-    story.history.answered(claim, 200, {"topic": Q, "claimed": [job]})
+    story.history.record_response(claim, 200, {"topic": Q, "claimed": [job]})
     story.page(1, topic=Q)
     story.settle("ack", 1)
     assert judge(story.history.entries, shards=SHARDS) == []
