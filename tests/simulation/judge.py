@@ -267,8 +267,8 @@ class Judge:
         requested = len(call.body["records"])
         is_contiguous = count == last - first + 1 and answer.get("head_seq") == last
         if not is_contiguous or (seqs is not None and seqs != [*range(first, last + 1)]):
-            told = {name: answer.get(name) for name in ("first_seq", "last_seq", "count", "seqs")}
-            sentence = f"the seqs of an append are not contiguous: {told}"
+            fields = {name: answer.get(name) for name in ("first_seq", "last_seq", "count", "seqs")}
+            sentence = f"the seqs of an append are not contiguous: {fields}"
             self.report("seqs", answer["topic"], sentence, call.began)
         if count != requested and not answer.get("deduped"):
             sentence = f"the response to an append of {requested} records has {count}"
@@ -387,14 +387,14 @@ class Judge:
                 lease_ms = route.query.get("lease_ms", [None])[0]
                 for event in self.model.stream_events[call.began]:
                     if event.event == "job":
-                        told = int(lease_ms) if lease_ms else None
+                        requested_ms = int(lease_ms) if lease_ms else None
                         self.collect_job(
                             route.name,
                             event.data,
                             call,
                             event.number,
                             event.at,
-                            told,
+                            requested_ms,
                             is_stream=True,
                         )
             elif route.kind in ("GET watch", "GET watch/x"):
@@ -628,7 +628,7 @@ class Judge:
         """Check that each reader receives every record or a report of its loss, and no deleted
         record.
         """
-        told: dict[int, Reading] = {}  # lost seqs, and the reading that first reported them
+        reported: dict[int, Reading] = {}  # lost seqs, and the reading that first reported them
         for reading in sorted(incarnation.readings, key=lambda one: one.ended):
             shown, gap = reading.seqs, reading.gap
             low = max(reading.low, gap["gap_to"]) if gap else reading.low
@@ -640,11 +640,11 @@ class Judge:
                 self.check_gap(topic, incarnation, reading, gap)
                 if gap["reason"] != "damaged":
                     for known in incarnation.between(gap["gap_from"], low):
-                        told.setdefault(known.seq, reading)
+                        reported.setdefault(known.seq, reading)
             for seq in shown:
-                if seq in told and told[seq].ended < reading.began and not reading.is_live:
+                if seq in reported and reported[seq].ended < reading.began and not reading.is_live:
                     sentence = f"record {seq} is returned after it was reported as lost"
-                    self.report("readers", topic.name, sentence, told[seq].entry, reading.entry)
+                    self.report("readers", topic.name, sentence, reported[seq].entry, reading.entry)
                 self.check_removed(topic, incarnation.records[seq], reading)
                 self.check_age(topic, incarnation.records[seq], reading)
 
@@ -1326,9 +1326,9 @@ class Judge:
     def check_counters(self, topic: Topic, chain: list[Reading], seqs: list[int]) -> None:
         if topic.ever("ttl_ms"):
             return
-        told = [one for one in topic.states if one.client == "final"]
-        told = [one for one in told if one.began > self.model.quiet]
-        answers = [(one.began, one.answer) for one in told]
+        states = [one for one in topic.states if one.client == "final"]
+        states = [one for one in states if one.began > self.model.quiet]
+        answers = [(one.began, one.answer) for one in states]
         for call in self.model.calls:
             if call.client == "final" and route_of(call).kind == "GET topics" and call.answer:
                 listed = call.answer.get("topics", ()) if fate_of(call) == DONE else ()
@@ -1606,8 +1606,8 @@ class Watch:
         # A new session gets its positions from the response. An older session has later ones.
         key = f"session {route_of(call).name}"
         if not last_id and session is not None and key not in positions:
-            told = session.answer["topics"]
-            self._at = {topic: one["from_seq"] for topic, one in told.items()}
+            starts = session.answer["topics"]
+            self._at = {topic: one["from_seq"] for topic, one in starts.items()}
         positions[key] = {}
         if "from_seq" in self._query and not last_id:
             names = self._query.get("topic", ())
