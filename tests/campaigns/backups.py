@@ -39,7 +39,7 @@ BLOBS_MAX = 10 * BLOB_RECORDS  # all of them are restored repeatedly
 BLOB_PAUSE_S = 1.0
 STRAYS, STRAYS_MAX = 20, 2000  # more than one slice of a redrive reads
 PAUSE_S = 0.03
-SETTLE_S = 60.0
+WAIT_MAX_S = 60.0
 WANTED = ("backups", "records", "copies", "dead", "redriven", "acked", "deleted", "blobs")
 
 
@@ -234,17 +234,17 @@ def numbers_in(api: Api, topic: str) -> list[int]:
     return [record["data"][0] for record in api.read(topic)]
 
 
-def settle(api: Api) -> None:
+def wait_for_routers(api: Api) -> None:
     """Wait until no router lags. The first router of a chain is checked first."""
     for prefix in "ab":
         for at in range(CHAINS):
             path = f"/v0/routers/{prefix}{at}"
-            wait_for(lambda path=path: not ok(api.call("GET", path))["lag_records"], SETTLE_S)  # type: ignore[misc]
+            wait_for(lambda path=path: not ok(api.call("GET", path))["lag_records"], WAIT_MAX_S)  # type: ignore[misc]
 
 
 def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
     """Return the errors in a server that was restored to ``moment`` or slightly later."""
-    settle(api)
+    wait_for_routers(api)
     for at in range(CHAINS):
         source = numbers_in(api, f"a{at}")
         if lost := moment.appended[f"a{at}"] - {*source}:
@@ -276,7 +276,7 @@ def _judge_jobs(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
     counts, found, duplicates = _find_jobs(api)
     # first, a move that the backup interrupted continues
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: not duplicates or not _find_jobs(api)[2], SETTLE_S)
+        wait_for(lambda: not duplicates or not _find_jobs(api)[2], WAIT_MAX_S)
         counts, found, duplicates = _find_jobs(api)
     if duplicates:
         where = [[count_of[n] for count_of in counts] for n in duplicates[:5]]
@@ -363,7 +363,7 @@ class Campaign:
             except (
                 IncompleteBackup
             ) as cut:  # the backup of a disconnected client may still be in progress
-                if "max_backups" not in str(cut) or time.monotonic() > began + SETTLE_S:
+                if "max_backups" not in str(cut) or time.monotonic() > began + WAIT_MAX_S:
                     raise
             time.sleep(0.05)
         self.summary.counts["backups"] += 1
@@ -389,7 +389,7 @@ class Campaign:
                 self.summary.problems.append(f"{what}: epochs {epochs}")
             for at in range(CHAINS):
                 ok(api.append(f"a{at}", [-1, ""], [-2, ""]))
-            settle(api)
+            wait_for_routers(api)
             for at in range(CHAINS):
                 if numbers_in(api, f"c{at}") != numbers_in(api, f"a{at}"):
                     self.summary.problems.append(f"{what}: chain {at} does not continue")
@@ -426,7 +426,7 @@ class Campaign:
         elif victim != "client":
             self.wait_replaced(victim, roles[victim])
         complete = self._redriver.complete
-        wait_for(lambda: self._redriver.complete > complete, SETTLE_S)
+        wait_for(lambda: self._redriver.complete > complete, WAIT_MAX_S)
         if file.exists():
             self.summary.counts["complete despite the kill"] += 1
             self._restore_and_judge(file, moment, as_new=False)
@@ -434,7 +434,7 @@ class Campaign:
         self.summary.print_progress(f"killed {victim}, {self.kills} kills remaining")
 
     def wait_replaced(self, role: str, pid: int) -> None:
-        wait_for(lambda: self.server.roles().get(role, pid) != pid, SETTLE_S)
+        wait_for(lambda: self.server.roles().get(role, pid) != pid, WAIT_MAX_S)
         self.server.wait_ready()
 
     def _check_pins(self) -> None:

@@ -20,7 +20,7 @@ from tests.support.api import Answer, Api
 Address = Callable[[], tuple[str, int]]
 
 RETRY_S = 0.02
-GIVE_UP_S = 40.0
+RETRY_LIMIT_S = 40.0
 BROKEN = (OSError, EOFError, http.client.HTTPException)
 
 
@@ -35,7 +35,7 @@ class Refused(Exception):
 class RetryingClient:
     """Requests to the server at its current address."""
 
-    def __init__(self, address: Address, timeout_s: float = GIVE_UP_S) -> None:
+    def __init__(self, address: Address, timeout_s: float = RETRY_LIMIT_S) -> None:
         self.abandoned = threading.Event()
         self._address, self._timeout_s = address, timeout_s
         self._api: Api | None = None
@@ -62,13 +62,13 @@ class RetryingClient:
 
     def request_until_done(self, method: str, path: str, body: Any = None) -> Any:
         """Retry until success. Return the body, or None if the client was abandoned."""
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + RETRY_LIMIT_S
         while not self.abandoned.is_set():
             try:
                 return self.request(method, path, body).json()
-            except Refused as refused:
+            except Refused as failure:
                 if time.monotonic() > deadline:
-                    text = f"no response within {GIVE_UP_S} s; last failure: {refused}"
+                    text = f"no response within {RETRY_LIMIT_S} s; last failure: {failure}"
                     raise Violation(text) from None
             self.abandoned.wait(RETRY_S)
         return None
@@ -118,5 +118,5 @@ def stop_actors(actors: Sequence[Actor]) -> None:
     for actor in actors:
         actor.ending.set()
     for actor in actors:
-        actor.join(2 * GIVE_UP_S)
+        actor.join(2 * RETRY_LIMIT_S)
         assert not actor.is_alive(), f"{actor.name} hangs"

@@ -315,9 +315,9 @@ class Crowd:
             for number in range(count):
                 self._payloads[kind, number] = KINDS[kind].payload(api, number)
 
-    def connect(self, again: bool) -> None:
+    def connect(self, is_reset: bool) -> None:
         """Let all prepared clients connect. With ``again`` all are reset before."""
-        self.disconnect(reset=again)
+        self.disconnect(reset=is_reset)
         self._waiting = sorted((0.0, *key) for key in self._payloads)
         while any(not KINDS[kind].read_interval_s for _, kind, _ in self._waiting):
             self.work(0.0)
@@ -354,12 +354,12 @@ class Crowd:
             wait_s = min(wait_s, BURST_S)
         for fd, events in self._poll.poll(wait_s, 1000):
             if fd in self._clients:
-                self._handle(fd, self._clients[fd], events)
+                self._serve_client(fd, self._clients[fd], events)
         while self._actions and self._actions[0][0] <= time.monotonic():
             _, _, client, what = heapq.heappop(self._actions)
             fd = client.socket.fileno()
             if self._clients.get(fd) is client:
-                self._act(fd, client, what)
+                self._execute(fd, client, what)
 
     def _connect(self, kind: str, number: int) -> None:
         client = Client(self._address, kind, number, self._payloads[kind, number], self._connects)
@@ -380,7 +380,7 @@ class Crowd:
             if 0 < after < NEVER or (what == "drip" and after < NEVER):
                 self._push(after, client, what)
 
-    def _handle(self, fd: int, client: Client, events: int) -> None:
+    def _serve_client(self, fd: int, client: Client, events: int) -> None:
         try:
             if events & select.EPOLLIN:
                 self._receive(client, client.socket.recv(1 << 16))
@@ -388,13 +388,13 @@ class Crowd:
                 raise ConnectionResetError
             client.send_more()
             if KINDS[client.kind].closes_after_send and client.is_done:
-                self._again(fd, client)
+                self._reconnect_later(fd, client)
                 return
             self._poll.modify(fd, client.events)
         except OSError:
             self.state.ended[client.kind] += 1
             self.state.lost += not (client.has_response or KINDS[client.kind].read_interval_s)
-            self._again(fd, client)
+            self._reconnect_later(fd, client)
 
     def _receive(self, client: Client, data: bytes) -> None:
         if not data:
@@ -406,10 +406,10 @@ class Crowd:
             self.state.statuses[data[9:12].decode()] += 1
             self.state.first_byte_ms.append((time.monotonic() - client.began) * 1000)
 
-    def _act(self, fd: int, client: Client, what: str) -> None:
+    def _execute(self, fd: int, client: Client, what: str) -> None:
         plan = KINDS[client.kind]
         if what == "end":
-            self._again(fd, client)
+            self._reconnect_later(fd, client)
             return
         with contextlib.suppress(OSError):
             client.socket.recv(1) if what == "read" else client.socket.send(b"x")
@@ -420,7 +420,7 @@ class Crowd:
         due = time.monotonic() + after_s
         heapq.heappush(self._actions, (due, next(self._numbers), client, what))
 
-    def _again(self, fd: int, client: Client) -> None:
+    def _reconnect_later(self, fd: int, client: Client) -> None:
         """Let a client reconnect, except a kind that is expected to stay connected."""
         self._close(fd)
         plan = KINDS[client.kind]

@@ -63,7 +63,7 @@ class FaultDisk:
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
 
-    def heal(self) -> None:
+    def stop_failing(self) -> None:
         """Stop the fault. Calls are still counted."""
         self.fail_at, self.persists = 0, False
 

@@ -95,7 +95,7 @@ def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
             errors.append(f"{case} ({disk.failed}): {traceback.format_exc(limit=-6)}")
         calls = list(disk.calls)
         name = f"{case} ({disk.failed})"
-        disk.heal()
+        disk.stop_failing()
         if started:
             disk.dead = True
             lost_power_dir = disk.power_loss(folder / "left")
@@ -191,7 +191,7 @@ def _copy(journal: Journal) -> Journal:
     return msgspec.convert(msgspec.to_builtins(journal), Journal)
 
 
-def in_folder(case: Case) -> tuple[list[str], list[str]]:
+def run_in_temporary_folder(case: Case) -> tuple[list[str], list[str]]:
     """Run `run_case` in memory, and remove its files."""
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -199,7 +199,7 @@ def in_folder(case: Case) -> tuple[list[str], list[str]]:
         return run_case(case, Path(folder))
 
 
-def quiet() -> None:
+def disable_logging() -> None:
     """Disable logging, because the shard logs expected errors."""
     structlog.configure(processors=[_drop])
 
@@ -212,15 +212,15 @@ def campaign(_: Path, *, seed: int, first: int, last: int, every: int, only: str
     """Run faults of the calls ``first`` to ``last`` (0: all) in the mode that a finding names, or
     in all modes.
     """
-    quiet()
+    disable_logging()
     summary = Summary(seed)
     modes = [Case(0, *flags) for flags in product((False, True), repeat=3)]
     for mode in (each for each in modes if only in ("", each.mode)):
-        errors, calls = in_folder(Case(stop=mode.stop, loop=mode.loop))
+        errors, calls = run_in_temporary_folder(Case(stop=mode.stop, loop=mode.loop))
         assert not errors, "without a fault:\n" + "\n".join(errors)
         summary.print_progress(f"{mode.mode}: {len(calls)} calls")
         for index in range(first, (last or len(calls)) + 1, every):
-            found, _calls = in_folder(replace(mode, index=index))
+            found, _calls = run_in_temporary_folder(replace(mode, index=index))
             summary.counts["runs"] += 1
             summary.problems += found
     return summary

@@ -245,7 +245,7 @@ class WorkloadRun:
         """Check that a shard that had no free space continues without a restart when the disk works
         again.
         """
-        self.disk.heal()
+        self.disk.stop_failing()
         disk_space = self.harness.loop.context.disk_space
         disk_space.show()
         if self.harness.cells.state == ShardState.NO_ROOM:

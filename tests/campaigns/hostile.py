@@ -266,7 +266,7 @@ class Cost:
         return (
             f"{self.kind}: {self.made} clients connected, the server disconnected {self.ended};"
             f" {self.memory}; others {self.others}; on new connections {self.newcomers};"
-            f" {len(self.problems)} refused; load {os.getloadavg()[0]:.1f}"
+            f" {len(self.problems)} refused; load average {os.getloadavg()[0]:.1f}"
         )
 
 

@@ -68,7 +68,7 @@ class Killer:
 
 @dataclass(slots=True)
 class Summary:
-    """The actions and findings of a campaign. Its text is the report."""
+    """The actions and findings of a campaign. `str` returns the report."""
 
     seed: int
     killed: str = "no kills"
@@ -86,7 +86,7 @@ class Summary:
 
 
 def deaths_by_themselves(server: Server) -> list[str]:
-    """Return the crashes in the log that no kill caused. A start may find a directory missing."""
+    """Return the crashes in the log that no kill caused, except those of a lost data directory."""
     events = server.log.events() if server.log else []
     lost = {event["pid"] for event in events if event.get("event") == "data directory lost"}
     return [
@@ -131,7 +131,9 @@ def program(
             print(f"seed {arguments['seed']}: the campaign did not finish", file=sys.stderr)
             raise
     summary.problems += [
-        f"the campaign is not conclusive: no {what}" for what in wanted if not summary.counts[what]
+        f"the campaign is not conclusive, because it had no {what}"
+        for what in wanted
+        if not summary.counts[what]
     ]
     print(summary)
     return 1 if summary.problems else 0

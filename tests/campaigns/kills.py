@@ -37,8 +37,8 @@ from topics.errors import ExitCode
 
 SHARDS = 3
 WAL_FILE_BYTES = 64 << 10  # causes continuous sealing and checkpoints
-CALLS_A_SECOND = 100
-CUTS_A_KILL = 2
+CALLS_PER_SECOND = 100
+CUTS_PER_KILL = 2
 OPERATOR = "operator"
 SETTLE_S = 60.0
 COUNTED = {  # the counted calls, and the member of the response that is counted
@@ -94,7 +94,7 @@ class LoadRun:
         self._server, self._seconds, self._kills = server, seconds, kills
         self._rng = random.Random(f"{seed}/killer")
         self.history = History(time.monotonic, time.time)
-        calls = int(max(2400, CALLS_A_SECOND * seconds))
+        calls = int(max(2400, CALLS_PER_SECOND * seconds))
         self._work = Work(seed, self._connect, self.history, SHARDS, span_s=seconds, calls=calls)
         self._streams: list[CuttableStream] = []
         self.problems: list[str] = []
@@ -132,12 +132,12 @@ class LoadRun:
 
     async def _inject_fault(self) -> None:
         """Kill processes, sometimes before the previous one has restarted, and cut networks."""
-        count = self._kills * (1 + CUTS_A_KILL)
+        count = self._kills * (1 + CUTS_PER_KILL)
         for _ in range(count):
             await trio.sleep(self._rng.expovariate(1.0) * self._seconds / (count + 1))
             if self.history.at > self._seconds:
                 break
-            if self._rng.random() * (1 + CUTS_A_KILL) < 1:
+            if self._rng.random() * (1 + CUTS_PER_KILL) < 1:
                 await self._kill()
             else:
                 self._cut()

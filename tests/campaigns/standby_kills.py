@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.campaigns.backups import SETTLE_S, SHARDS, Campaign, Moment, wait_for
+from tests.campaigns.backups import SHARDS, WAIT_MAX_S, Campaign, Moment, wait_for
 from tests.campaigns.killer import Summary, program
 from tests.support.server import ROOT, kill_one
 from topics.storage.backup_restore import restore
@@ -53,7 +53,7 @@ class StandbyKills(Campaign):
         self.server.env["TOPICS_PORT"] = str(self.server.address[1])
         self._note_moment()
         self._start_standby()
-        wait_for(lambda: bool(self.standby.numbers()), SETTLE_S)
+        wait_for(lambda: bool(self.standby.numbers()), WAIT_MAX_S)
         for number in range(1, self.kills + 1):
             self._note_moment()
             self._kill_and_judge(number)
@@ -80,7 +80,7 @@ class StandbyKills(Campaign):
         if self._process.poll() is not None:
             self.summary.problems.append(f"the standby ended with {self._process.returncode}")
         self._process.send_signal(how)
-        self._process.wait(SETTLE_S)
+        self._process.wait(WAIT_MAX_S)
 
     def _kill_and_judge(self, number: int) -> None:
         if not self._next_victims:

@@ -151,7 +151,7 @@ class Client:
             self.id = ids[-1].strip()
         for seq in map(int, SEQ.findall(state)):
             if seq != self.seq + 1:
-                return f"client {self.number} ({self.mode.name}): {seq} follows {self.seq}"
+                return f"client {self.number} ({self.mode.name}): seq {seq} follows seq {self.seq}"
             self.seq, self.records = seq, self.records + 1
         return None
 
@@ -328,7 +328,7 @@ def campaign(
         ours.close()
         process.join(60)
         process.kill()
-    summary.counts |= Counter({"clients": clients, "records shown": records})
+    summary.counts |= Counter({"clients": clients, "received records": records})
     return summary
 
 

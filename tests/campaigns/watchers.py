@@ -44,7 +44,7 @@ CAPS = {"fsync-0": 0, "fsync-1": 0, "disk-0": 0, "disk-1": 0, "disk-capped": 60,
 WRITTEN = [*CAPS, "disk-capped", "disk-capped", "fsync-capped"]
 PADDINGS = (0, 200, 2000, 16_000)
 KILL_SHARE = 0.25  # of all faults; the others are cut networks
-ARRIVE_S = 60.0  # for all records in flight at the end
+CATCH_UP_S = 60.0  # for all records in flight at the end
 CUTS = ("end", "reset", "vanish")
 HEARTBEAT_MS = 1000
 SILENCE_S = 15.0  # an open stream sends at least a heartbeat within this time
@@ -87,7 +87,7 @@ class Watcher(Actor):
         self._abandoned_wire: Wire | None = None
         self._heads: dict[str, int] | None = None
 
-    def end_at(self, heads: dict[str, int]) -> None:
+    def set_final_heads(self, heads: dict[str, int]) -> None:
         """Set the final heads. The watcher ends when it has reached them."""
         self._heads = heads
         self.ending.set()
@@ -102,12 +102,12 @@ class Watcher(Actor):
         }
 
     @property
-    def _has_arrived(self) -> bool:
+    def _has_caught_up(self) -> bool:
         return self._heads is not None and not self.missing
 
     def run(self) -> None:
         try:
-            while not self._has_arrived:
+            while not self._has_caught_up:
                 try:
                     self._watch()
                 except BROKEN:
@@ -194,11 +194,11 @@ class Watcher(Actor):
         self.cut = None
         while True:
             for event in decoder.feed(unchunk.feed(data)):
-                self._take(event)
-            if self._has_arrived:
+                self._check_event(event)
+            if self._has_caught_up:
                 return
             if self.cut is not None:
-                self._break(wire, self.cut)
+                self._cut_network(wire, self.cut)
             self._delay()
             is_brisk = self._kind == "brisk" or self.ending.is_set()
             try:
@@ -218,7 +218,7 @@ class Watcher(Actor):
             self.counts["stalls"] += 1
             self.ending.wait(self.rng.uniform(0.5, 6.0))
 
-    def _break(self, wire: Wire, how: str) -> None:
+    def _cut_network(self, wire: Wire, how: str) -> None:
         self.counts[f"cut: {how}"] += 1
         if how == "end":
             wire.socket.shutdown(socket.SHUT_RDWR)
@@ -231,7 +231,7 @@ class Watcher(Actor):
             self._abandoned_wire.socket = socket.socket(fileno=wire.socket.detach())
         raise EOFError(how)
 
-    def _take(self, event: SseEvent) -> None:
+    def _check_event(self, event: SseEvent) -> None:
         if event.event is None:
             return
         body = event.json()
@@ -241,9 +241,9 @@ class Watcher(Actor):
             return
         topic = body["topic"]
         if event.event == RECORD:
-            self._take_records(topic, body)
+            self._check_records(topic, body)
         elif event.event == TOMBSTONE:
-            self._take_tombstone(topic, body)
+            self._check_tombstone(topic, body)
         else:
             assert event.event == CAUGHT_UP, f"an unexpected event: {str(event)[:500]}"
             self.counts["caught up"] += 1
@@ -253,7 +253,7 @@ class Watcher(Actor):
         assert cursor == self._at, f"the id is {cursor} after {event.event} of {topic}: {self._at}"
         self._ids.append(str(event.id))
 
-    def _take_records(self, topic: str, body: dict[str, Any]) -> None:
+    def _check_records(self, topic: str, body: dict[str, Any]) -> None:
         at, to_seq, highest = self._at[topic], body["to_seq"], self._highest[topic]
         seqs = [record["$seq"] for record in body["records"]]
         bounds = {name: body[name] for name in ("from_seq", "to_seq", "head_seq")}
@@ -269,7 +269,7 @@ class Watcher(Actor):
         self._gap_ends.pop(topic, None)
         self._move(topic, to_seq)
 
-    def _take_tombstone(self, topic: str, body: dict[str, Any]) -> None:
+    def _check_tombstone(self, topic: str, body: dict[str, Any]) -> None:
         at, cap = self._at[topic], CAPS[topic]
         gap_from, gap_to, head_seq = body["gap_from"], body["gap_to"], body["head_seq"]
         what = f"{topic} at {at} with a cap of {cap}: {body}"
@@ -323,8 +323,8 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
         server.wait_ready(RESTART_MAX_S)
         heads = _compare(summary, ledgers, seen)
         for reader in readers:
-            reader.end_at(heads)
-        deadline = time.monotonic() + ARRIVE_S
+            reader.set_final_heads(heads)
+        deadline = time.monotonic() + CATCH_UP_S
         for reader in readers:
             reader.join(max(deadline - time.monotonic(), 0.0))
             summary.counts += reader.counts

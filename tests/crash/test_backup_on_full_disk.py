@@ -1,4 +1,4 @@
-"""A backup never stops a writer. If the disk becomes full, the pin of the backup is broken, the
+"""A backup never blocks a writer. If the disk becomes full, the pin of the backup is broken, the
 files that it kept are deleted, and the failed write is retried once.
 """
 

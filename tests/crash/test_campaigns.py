@@ -24,14 +24,14 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
 @pytest.mark.parametrize(
     ("program", "campaign", "options", "wanted"),
     [
-        # No client observes what the contract does not allow.
+        # No client observes a violation of the contract.
         (
             "kills",
             kills.campaign,
             {"seconds": SECONDS or 6, "kills": KILLS or 4},
             {"appends": 20, "records read": 20, "jobs": 20} | dict.fromkeys(("acks", "routers"), 0),
         ),
-        # A restored backup contains every acknowledged record, and none twice.
+        # A restored backup contains every acknowledged record exactly once.
         (
             "backups",
             backups.campaign,
@@ -50,7 +50,7 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
             "storm",
             storm.campaign,
             {"seconds": SECONDS or 0.5, "clients": 80, "restarts": 2, "late_s": 60.0},
-            {"records shown": 80},
+            {"received records": 80},
         ),
     ],
     ids=["kills", "backups", "watchers", "storm"],

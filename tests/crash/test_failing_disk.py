@@ -116,7 +116,7 @@ def test_after_a_failed_write_the_shard_refuses_writes_and_never_shows_the_recor
 def test_a_hanging_disk_makes_the_shard_refuse_writes_and_is_reported(
     tmp_path: Path, durability: str, length: int
 ) -> None:
-    """The loop makes a short write and may hang with it. The thread makes a long write."""
+    """The loop executes a short write and hangs with it. A thread executes a long write."""
     reason = "disk_stalled"
     with (
         freezable_disk(tmp_path / "disk") as freeze,
@@ -126,7 +126,7 @@ def test_a_hanging_disk_makes_the_shard_refuse_writes_and_is_reported(
         ok(api.put("t", {"durability": durability}), 201)
         ok(api.append("t", 1))
         freeze(True)
-        for number in (2, 3):  # The first hangs, the second is refused immediately
+        for number in (2, 3):  # The first write hangs, and the second is refused immediately
             answer = api.append("t", f"{number}".ljust(length))
             assert refused(answer, 503, "not_ready")["detail"]["reason"] == reason
         ready = refused(api.call("GET", "/v0/ready"), 503, "not_ready")

@@ -31,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-def serving(disk: Path) -> Server:
+def server_on(disk: Path) -> Server:
     return Server(disk / "data", shards=1, wal_file_bytes=FILE_BYTES)
 
 
@@ -81,7 +81,7 @@ def append_until(api: Api, topic: str, status: int = 200) -> Answer:
 
 
 def test_deletes_of_records_and_topics_succeed_on_a_full_disk_and_free_space(disk: Path) -> None:
-    with serving(disk) as server, Api(server.address) as api:
+    with server_on(disk) as server, Api(server.address) as api:
         for topic in ("kept", "dropped"):
             ok(api.put(topic, {"durability": "fsync"}), 201)
         for number in range(200):
@@ -104,7 +104,7 @@ def test_deletes_of_records_and_topics_succeed_on_a_full_disk_and_free_space(dis
 
 
 def test_expired_records_are_removed_from_a_full_disk_without_any_request(disk: Path) -> None:
-    with serving(disk) as server, Api(server.address) as api:
+    with server_on(disk) as server, Api(server.address) as api:
         ok(api.put("other"), 201)
         ok(api.put("old", {"ttl_ms": 20_000}), 201)
         fill_up(api, "old", disk)
@@ -116,7 +116,7 @@ def test_expired_records_are_removed_from_a_full_disk_without_any_request(disk: 
 
 
 def test_a_shard_starts_on_a_full_disk_and_serves_reads_and_deletes(disk: Path) -> None:
-    with serving(disk) as server:
+    with server_on(disk) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": "fsync"}), 201)
             acknowledged = fill_up(api, "t", disk)
@@ -142,7 +142,7 @@ def without_reserves(data: Path) -> None:
 def test_a_shard_with_a_full_log_and_no_reserve_serves_reads_and_continues_when_space_is_free(
     disk: Path,
 ) -> None:
-    with serving(disk) as server:
+    with server_on(disk) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": "fsync"}), 201)
             acknowledged = 0

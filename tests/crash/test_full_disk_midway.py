@@ -1,4 +1,4 @@
-"""A disk that is full for a moment while a body of many megabytes is written."""
+"""A disk that is temporarily full while a body of many megabytes is written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fill_with_deletes(api: Api) -> None:
 def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
     tmp_path: Path,
 ) -> None:
-    """In the meantime a read moves the floor of the topic, and the FLOOR frame finds no space."""
+    """In the meantime a read advances the floor of the topic, and the FLOOR frame finds no space."""
     with (
         Lossy(tmp_path / "lossy") as lossy,
         Server(

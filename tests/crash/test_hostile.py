@@ -26,8 +26,10 @@ from tests.support.server import Server, open_files
 
 pytestmark = pytest.mark.slow
 
-ONE = b'{"records":[{"data":1}]}'
-MOST = 3 * 64 * MIB  # §2: a body is at most 64 MiB; no process may hold it more than three times
+BODY = b'{"records":[{"data":1}]}'
+MEMORY_MAX_BYTES = (
+    3 * 64 * MIB
+)  # §2: a body has at most 64 MiB; no process may store more than three copies
 TOLERANCE_MS = 500  # The program tests.campaigns.hostile measures; here the machine may be busy
 
 
@@ -53,13 +55,13 @@ def wait_released(server: Server, most: int) -> None:
 def test_slow_bodies_do_not_delay_other_clients(server: Server) -> None:
     with contextlib.ExitStack() as stack, run_alongside(server) as bystander:
         wires = [stack.enter_context(Wire(server.address)) for _ in range(50)]
-        whole = request("POST", "/v0/topics/slow", ONE)
+        content = request("POST", "/v0/topics/slow", BODY)
         for wire in wires:
-            wire.send(whole[:-20])
-        for at in range(len(whole) - 20, len(whole)):
+            wire.send(content[:-20])
+        for at in range(len(content) - 20, len(content)):
             for wire in wires:
-                wire.send(whole[at : at + 1])
-            time.sleep(0.02)  # This makes the clients slow
+                wire.send(content[at : at + 1])
+            time.sleep(0.02)  # The clients send slowly
         assert sorted(
             ok(answer, answer.status)["first_seq"] for answer in [wire.answer() for wire in wires]
         ) == list(range(1, 51))
@@ -101,7 +103,7 @@ def test_an_endless_body_is_rejected_and_its_connection_closed(server: Server, p
             wire.send(CHUNK)
         refused(wire.answer(), 413, "payload_too_large")
         send_until_cut_off(wire)
-    assert max(memory.growth.values()) < MOST, str(memory)
+    assert max(memory.growth.values()) < MEMORY_MAX_BYTES, str(memory)
     assert bystander.problems == []
 
 
@@ -109,8 +111,8 @@ def test_half_closed_sockets_receive_a_response_or_are_closed(server: Server) ->
     front = server.roles()["front 0"]
     before = open_files(front)
     for part in (
-        request("POST", "/v0/topics/half", ONE),
-        request("POST", "/v0/topics/half", ONE)[:-5],
+        request("POST", "/v0/topics/half", BODY),
+        request("POST", "/v0/topics/half", BODY)[:-5],
         b"POST /v0/top",
         b"",
     ):
@@ -143,7 +145,7 @@ def test_idle_connections_cost_little_memory_and_are_released(server: Server) ->
 def test_large_bodies_do_not_delay_other_clients(server: Server) -> None:
     with watched(server) as memory, run_alongside(server) as bystander:
         send_large_bodies(server, 3)
-    assert max(memory.growth.values()) < MOST, str(memory)
+    assert max(memory.growth.values()) < MEMORY_MAX_BYTES, str(memory)
     assert bystander.problems == []
     assert bystander.percentile(50) < TOLERANCE_MS, str(bystander)
 
@@ -151,7 +153,7 @@ def test_large_bodies_do_not_delay_other_clients(server: Server) -> None:
 def test_unread_responses_do_not_accumulate_in_memory(server: Server) -> None:
     with watched(server) as memory, run_alongside(server) as bystander:
         pile_up_responses(server, 200)
-    assert max(memory.growth.values()) < MOST, str(memory)
+    assert max(memory.growth.values()) < MEMORY_MAX_BYTES, str(memory)
     assert bystander.problems == []
     assert bystander.percentile(50) < TOLERANCE_MS, str(bystander)
 

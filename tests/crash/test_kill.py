@@ -74,7 +74,7 @@ def append_until_acknowledged(api: Api, topic: str) -> list[Answer]:
 
 
 class Neighbour(threading.Thread):
-    """Write to a topic of a live shard without a pause, until the killed shard has restarted."""
+    """Writes to a topic of a running shard without pauses, until the killed shard has restarted."""
 
     def __init__(self, server: Server, topic: str, restarted: threading.Event) -> None:
         super().__init__(daemon=True)
