@@ -316,7 +316,7 @@ class Crowd:
                 self._payloads[kind, number] = KINDS[kind].payload(api, number)
 
     def connect(self, is_reset: bool) -> None:
-        """Let all prepared clients connect. With ``again`` all are reset before."""
+        """Let all prepared clients connect. With ``is_reset`` all are reset before."""
         self.disconnect(reset=is_reset)
         self._waiting = sorted((0.0, *key) for key in self._payloads)
         while any(not KINDS[kind].read_interval_s for _, kind, _ in self._waiting):

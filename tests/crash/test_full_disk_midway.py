@@ -15,7 +15,7 @@ from tests.campaigns.mounts import Lossy, needs_lossy
 from tests.support.api import Api, ok
 from tests.support.server import Server
 
-pytestmark = pytest.mark.streaming
+pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 
@@ -46,7 +46,7 @@ def fill_with_deletes(api: Api) -> None:
 def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
     tmp_path: Path,
 ) -> None:
-    """In the meantime a read advances the floor of the topic, and the FLOOR frame finds no space."""
+    """A read advances the floor of the topic at the same time. The FLOOR frame finds no space."""
     with (
         Lossy(tmp_path / "lossy") as lossy,
         Server(

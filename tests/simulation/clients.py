@@ -3,13 +3,13 @@ stream. The history contains all of its requests and responses.
 
 A call is recorded when it is sent. Its status stays None if the connection is lost, if no response
 arrives within `LIMIT_S`, or if the client is stopped. The next call reconnects. Each event with
-data is a `Said`. Comments and ``retry`` fields are ignored. A stream that was opened ends with an
-artificial `Said` named ``end``, whose data names the side that ended it:
+data is a `StreamEvent`. Comments and ``retry`` fields are ignored. A stream that was opened ends
+with an artificial `StreamEvent` named ``end``, whose data names the side that ended it:
 
     left    the client; recorded before the server can detect it
     lost    the server or the network
 
-Time is trio's and randomness is only the ``rng``, so a seed repeats every byte under a virtual
+Time is trio's and randomness is only the ``rng``, so a seed reproduces every byte under a virtual
 clock.
 """
 
@@ -34,7 +34,7 @@ Token: TypeAlias = Callable[[], str]
 END, LEFT, LOST = "end", "left", "lost"
 JSON, EVENTS, TAR = "application/json", "text/event-stream", "application/x-tar"
 LIMIT_S = 45.0  # above the 30 s that a call may request to wait
-HASTE_S = (0.0, 0.001, 0.02, 0.3)  # used instead by an impatient client
+HASTE_S = (0.0, 0.001, 0.02, 0.3)  # timeouts of calls that are abandoned early
 IDLE_S = 70.0  # the server closes a connection that was idle for 75 s
 CONNECT_S = (0.02, 5.0)  # between two attempts to connect; doubled each time
 RETRIED = (None, 429, 503)  # perhaps not executed: retry

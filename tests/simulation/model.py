@@ -3,8 +3,8 @@
 The model reads the complete history before it decides anything. It separates facts from
 possibilities. A call with a response happened between ``began`` and ``ended``. A call without a
 response may have happened between ``began`` and `Model.until`, or never. If a response does not
-contain the epoch of its topic, `Model.epoch_at` determines it only if no delete of the topic can
-lie between this response and one that contains the epoch.
+contain the epoch of its topic, `Model.epoch_at` determines it only if the topic cannot have
+been deleted between this response and one that contains the epoch.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class Death(NamedTuple):
 
 @dataclass(slots=True)
 class Incarnation:
-    """The lifetime of a topic between two creations."""
+    """The lifetime of a topic from one creation to the next."""
 
     topic: str
     epoch: int
@@ -294,12 +294,12 @@ class Topic:
         return any(self.may(name))
 
     def may_be_deleted(self, first: int, last: int) -> bool:
-        """Whether a delete of the topic may lie between two moments."""
+        """Return whether the topic may have been deleted between two moments."""
         return any(began <= last and until >= first for began, until, _ in self.deletes)
 
 
 class RouterWrite(NamedTuple):
-    """A PUT or DELETE of a router; ``config`` None: it is deleted."""
+    """A PUT or DELETE of a router. ``config`` is None for a DELETE."""
 
     call: Call
     fate: str

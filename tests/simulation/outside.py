@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from trio._core import _run as trio_run
 
-BEGAN_S: Final = 1_000_000.0  # of the monotonic clock: the machine has been running for some time
+BEGAN_S: Final = 1_000_000.0  # at the start of a run: the machine has been running for some time
 BEGAN_WALL_S: Final = 1_800_000_000.0
 TICK_S: Final = 1e-6  # a clock read advances the time by this, so that no busy loop waits forever
 

@@ -1,4 +1,4 @@
-"""The simulated disk: every byte that remains after a power loss can be explained."""
+"""The simulated disk: after a power loss it contains only bytes that were written."""
 
 from __future__ import annotations
 

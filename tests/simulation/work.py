@@ -1,4 +1,4 @@
-"""Seeded clients that use all features: a day of a server, in one hour or compressed.
+"""Seeded clients that use all features of a server, for one hour or for a shorter time.
 
 The seed draws the kinds of clients, the features that they use (swarm testing: runs differ in
 kind), the topics, and the rhythm: bursts in which many clients act within the same milliseconds,
@@ -170,7 +170,7 @@ class Work:
         began = trio.current_time()
         with trio.move_on_at(began + self.span_s):
             for first in range(0, len(self.topics), self.shards):
-                # concurrently: the topics may get one epoch
+                # concurrently, so that topics may get the same epoch
                 async with trio.open_nursery() as nursery:
                     for number, topic in enumerate(self.topics[first : first + self.shards], first):
                         setup = self.client(f"{SETUP}{number}", self.rng(SETUP))
@@ -239,8 +239,8 @@ class Work:
         return config
 
     def _bursts(self, rng: random.Random) -> list[tuple[float, float, float]]:
-        """Yield the start of each burst, the start of the next one, and the duration of most of its
-        activity, all in seconds.
+        """Return the start of each burst, the start of the next burst, and the duration of most of
+        its activity, all in seconds.
         """
         pauses = [rng.expovariate(1.0) + 0.05 for _ in range(rng.randint(6, 20))]
         ats = [self.span_s * sum(pauses[:n]) / sum(pauses) for n in range(len(pauses) + 1)]
@@ -313,7 +313,7 @@ class Actor(Client):
         return self.rng.choice(found)
 
     def queue(self) -> Topic:
-        """Draw a topic that is mostly a queue, if it was not deleted."""
+        """Draw a topic, which is almost always a queue."""
         found = [topic for topic in self.work.topics if topic.is_queue]
         return self.rng.choice(found) if found and self.rng.random() < 0.97 else self.topic()
 

@@ -101,8 +101,8 @@ class JudgeBase:
         return [one for one, targets in self.ways.items() if name in targets]
 
     def final_reading(self, name: str) -> list[Reading]:
-        """Return the last complete reading of a topic after all activity ended. It is empty without
-        one.
+        """Return the last complete reading of a topic after all activity ended. Return an
+        empty list if there is none.
         """
         chain: list[Reading] = []
         complete: list[Reading] = []
