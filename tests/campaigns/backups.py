@@ -360,9 +360,8 @@ class Campaign:
             try:
                 take_backup(self.server.address, file)
                 break
-            except (
-                IncompleteBackup
-            ) as cut:  # the backup of a disconnected client may still be in progress
+            except IncompleteBackup as cut:
+                # the backup of a disconnected client may still be in progress
                 if "max_backups" not in str(cut) or time.monotonic() > began + WAIT_MAX_S:
                     raise
             time.sleep(0.05)

@@ -234,10 +234,10 @@ def pile_up_responses(server: Server, requests: int, hold_s: float = 2.0) -> int
     with Api(server.address) as api:
         ok(api.append("piled", *["x" * (MIB - 64)] * 4), 201)
     with Wire(server.address, timeout_s=2) as wire:
-        send_request = request("POST", "/v0/topics/piled/diff", b'{"max_batch_bytes":8388608}')
+        diff = request("POST", "/v0/topics/piled/diff", b'{"max_batch_bytes":8388608}')
         for number in range(requests):
             try:
-                wire.send(send_request)
+                wire.send(diff)
             except OSError:
                 return number
         time.sleep(hold_s)  # an unread response uses memory only while its connection is open
