@@ -35,7 +35,7 @@ from topics.spark.jobs.archive import CHECKPOINT
 TOPICS = {"k:a": 5000, "k:b": 3000, "k:c": 1000}
 IN_A_BATCH, AT_THE_START = "kills in a batch", "kills before the first batch"
 WANTED = (IN_A_BATCH, AT_THE_START)
-MOMENT_MAX_S = 2.0
+KILL_AFTER_MAX_S = 2.0
 
 
 @contextmanager
@@ -61,16 +61,16 @@ def running(live: Live, directory: Path, **env: str) -> Iterator[subprocess.Pope
         process.wait()
 
 
-def kill_in_a_batch(live: Live, directory: Path, dice: random.Random) -> bool:
+def kill_in_a_batch(live: Live, directory: Path, rng: random.Random) -> bool:
     """Run the archive, and kill it within two seconds after it began a batch. Return whether it was
     killed: on a busy machine it may finish before.
     """
-    begun = directory / CHECKPOINT / "offsets"
-    known = {*begun.glob("*")}
+    offsets = directory / CHECKPOINT / "offsets"
+    known = {*offsets.glob("*")}
     with running(live, directory) as process:
-        while {*begun.glob("*")} <= known and process.poll() is None:
+        while {*offsets.glob("*")} <= known and process.poll() is None:
             time.sleep(0.01)
-        time.sleep(MOMENT_MAX_S * dice.random())
+        time.sleep(KILL_AFTER_MAX_S * rng.random())
         return process.poll() is None
 
 
@@ -78,7 +78,7 @@ def kill_at_the_start(live: Live, directory: Path) -> None:
     """Run the archive, and kill it when it has written the offsets of its first batch and not yet
     renamed the file.
     """
-    begun = directory / CHECKPOINT / "offsets"
+    offsets = directory / CHECKPOINT / "offsets"
     with (
         Debugger() as debugger,
         running(live, directory, SPARK_SUBMIT_OPTS=debugger.option),
@@ -87,14 +87,14 @@ def kill_at_the_start(live: Live, directory: Path) -> None:
         ) as calls,
     ):
         for _ in calls:
-            if begun.exists() and any(begun.iterdir()):
+            if offsets.exists() and any(offsets.iterdir()):
                 break
-    left = [path.name for path in begun.iterdir()]
-    assert left, "no file of a batch that never began"
-    assert all(name.endswith((".tmp", ".tmp.crc")) for name in left), left
+    remaining = [path.name for path in offsets.iterdir()]
+    assert remaining, "the job was killed before it wrote the offsets"
+    assert all(name.endswith((".tmp", ".tmp.crc")) for name in remaining), remaining
 
 
-def judge(live: Live, directory: Path) -> Iterator[str]:
+def check_table(live: Live, directory: Path) -> Iterator[str]:
     """Run the archive to its end, and return the errors in the table."""
     with running(live, directory) as process:
         if (code := process.wait()) != ExitCode.DONE:
@@ -115,7 +115,7 @@ def judge(live: Live, directory: Path) -> Iterator[str]:
 
 def campaign(data_dir: Path, *, seed: int, kills: int, starts: int) -> Summary:
     """Run one archive with all kills in batches, and one for each kill before a first batch."""
-    summary, dice = Summary(seed), random.Random(seed)
+    summary, rng = Summary(seed), random.Random(seed)
     with Server(data_dir, shards=2) as server:
         live = Live(server)
         for topic, count in TOPICS.items():
@@ -124,13 +124,13 @@ def campaign(data_dir: Path, *, seed: int, kills: int, starts: int) -> Summary:
             directory = data_dir.parent / f"start-{number}"
             kill_at_the_start(live, directory)
             summary.counts[AT_THE_START] += 1
-            summary.problems += judge(live, directory)
-            summary.tell(f"start {number + 1} of {starts}")
+            summary.problems += check_table(live, directory)
+            summary.print_progress(f"start {number + 1} of {starts}")
         directory = data_dir.parent / "batches"
         while summary.counts[IN_A_BATCH] < kills:
-            summary.counts[IN_A_BATCH] += kill_in_a_batch(live, directory, dice)
-            summary.tell(f"{summary.counts[IN_A_BATCH]} of {kills} kills")
-        summary.problems += judge(live, directory)
+            summary.counts[IN_A_BATCH] += kill_in_a_batch(live, directory, rng)
+            summary.print_progress(f"{summary.counts[IN_A_BATCH]} of {kills} kills")
+        summary.problems += check_table(live, directory)
     return summary
 
 

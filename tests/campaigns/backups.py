@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.campaigns.clients import BROKEN, Actor, end
+from tests.campaigns.clients import BROKEN, Actor, stop_actors
 from tests.campaigns.killer import Summary, damage, deaths_by_themselves, program
 from tests.support.api import Api, ok
 from tests.support.server import Server, kill_one
@@ -39,7 +39,7 @@ BLOBS_MAX = 10 * BLOB_RECORDS  # all of them are restored repeatedly
 BLOB_PAUSE_S = 1.0
 STRAYS, STRAYS_MAX = 20, 2000  # more than one slice of a redrive reads
 PAUSE_S = 0.03
-SETTLE_S = 60.0
+WAIT_MAX_S = 60.0
 WANTED = ("backups", "records", "copies", "dead", "redriven", "acked", "deleted", "blobs")
 
 
@@ -48,20 +48,20 @@ class Ledger:
 
     def __init__(self) -> None:
         self.appended: dict[str, list[int]] = {}
-        self.tried: dict[str, set[int]] = {}  # appends that may be stored
-        self.leaving: dict[str, set[int]] = {}  # acks and deletes that were sent
-        self.gone: dict[str, list[int]] = {}  # acknowledged acks and deletes
+        self.sent: dict[str, set[int]] = {}  # appends that may be stored
+        self.removing: dict[str, set[int]] = {}  # acks and deletes that were sent
+        self.removed: dict[str, list[int]] = {}  # acknowledged acks and deletes
 
     def now(self) -> Moment:
         return Moment(
             {topic: {*numbers} for topic, numbers in self.appended.items()},
-            {topic: {*numbers} for topic, numbers in self.gone.items()},
+            {topic: {*numbers} for topic, numbers in self.removed.items()},
         )
 
 
 class Moment(NamedTuple):
     appended: dict[str, set[int]]
-    gone: dict[str, set[int]]
+    removed: dict[str, set[int]]
 
 
 class Appender(Actor):
@@ -70,19 +70,19 @@ class Appender(Actor):
     def __init__(
         self, number: int, server: Server, seed: int, topics: list[str], ledger: Ledger
     ) -> None:
-        dice = random.Random(f"{seed}/appender/{number}")
-        super().__init__(f"appender-{number}", lambda: server.address, dice)
+        rng = random.Random(f"{seed}/appender/{number}")
+        super().__init__(f"appender-{number}", lambda: server.address, rng)
         self.topics, self.ledger, self.number = topics, ledger, number * 10_000_000
         for topic in topics:
-            for kept in (ledger.appended, ledger.gone):
+            for kept in (ledger.appended, ledger.removed):
                 kept.setdefault(topic, [])
-            for tried in (ledger.tried, ledger.leaving):
-                tried.setdefault(topic, set())
+            for sent in (ledger.sent, ledger.removing):
+                sent.setdefault(topic, set())
 
-    def turn(self) -> None:
-        self.ending.wait(self.dice.uniform(0, PAUSE_S))
-        topic = self.dice.choice(self.topics)
-        count, padding = self.dice.choice((1, 1, 3, 20)), PADDING
+    def step(self) -> None:
+        self.ending.wait(self.rng.uniform(0, PAUSE_S))
+        topic = self.rng.choice(self.topics)
+        count, padding = self.rng.choice((1, 1, 3, 20)), PADDING
         if topic == "blob":
             count, padding = BLOB_RECORDS, "y" * BLOB_RECORD_BYTES
             self.ending.wait(BLOB_PAUSE_S if self.counts["blobs"] < BLOBS_MAX else 1e9)
@@ -90,10 +90,10 @@ class Appender(Actor):
                 return
         numbers = range(self.number, self.number + count)
         self.number += count
-        self.ledger.tried[topic].update(numbers)
+        self.ledger.sent[topic].update(numbers)
         records = [{"data": [n, padding], "tag": f"t{n}"} for n in numbers]
         body = {"records": records, "idempotency_key": f"k{numbers[0]}"}
-        if self.line.insist("POST", f"/v0/topics/{topic}", body) is not None:
+        if self.client.request_until_done("POST", f"/v0/topics/{topic}", body) is not None:
             self.ledger.appended[topic] += numbers
             self.counts["blobs" if topic == "blob" else "records"] += count
 
@@ -105,20 +105,20 @@ class Worker(Actor):
         super().__init__("worker", lambda: server.address, random.Random(f"{seed}/worker"))
         self.ledger = ledger
 
-    def turn(self) -> None:
-        asked = {"node": "w", "max": 20, "lease_ms": 2000, "wait_ms": 100}
-        jobs = self.line.ask("POST", "/v0/topics/jobs/claim", asked).json()["claimed"]
-        good = {job["$seq"]: job["data"][0] for job in jobs if job["data"][0] % 2}
-        bad = [job["$seq"] for job in jobs if job["$seq"] not in good]
-        if bad:
-            self.line.ask("POST", "/v0/topics/jobs/nack", {"node": "w", "seqs": bad})
-            self.counts["dead"] += len(bad)
-        if good:
-            self.ledger.leaving["jobs"].update(good.values())
-            answer = self.line.ask(
-                "POST", "/v0/topics/jobs/ack", {"node": "w", "seqs": [*good]}
+    def step(self) -> None:
+        body = {"node": "w", "max": 20, "lease_ms": 2000, "wait_ms": 100}
+        jobs = self.client.request("POST", "/v0/topics/jobs/claim", body).json()["claimed"]
+        acked = {job["$seq"]: job["data"][0] for job in jobs if job["data"][0] % 2}
+        nacked = [job["$seq"] for job in jobs if job["$seq"] not in acked]
+        if nacked:
+            self.client.request("POST", "/v0/topics/jobs/nack", {"node": "w", "seqs": nacked})
+            self.counts["dead"] += len(nacked)
+        if acked:
+            self.ledger.removing["jobs"].update(acked.values())
+            answer = self.client.request(
+                "POST", "/v0/topics/jobs/ack", {"node": "w", "seqs": [*acked]}
             ).json()
-            self.ledger.gone["jobs"] += [good[s] for s in good if s not in answer["skipped"]]
+            self.ledger.removed["jobs"] += [acked[s] for s in acked if s not in answer["skipped"]]
             self.counts["acked"] += answer["acked"]
 
 
@@ -134,11 +134,11 @@ class Redriver(Actor):
         super().__init__("redriver", lambda: server.address, random.Random(f"{seed}/redriver"))
         self._strays = self._limit = self.complete = 0
 
-    def turn(self) -> None:
-        self.ending.wait(self.dice.uniform(0, 0.1))
+    def step(self) -> None:
+        self.ending.wait(self.rng.uniform(0, 0.1))
         if not self._limit:
             self._append_strays()
-            self._limit = self.dice.randint(1, 30)
+            self._limit = self.rng.randint(1, 30)
             self._redrive({})
         if not self._redrive({"match": ["tag", "Glob", "t*"]}):
             self._limit = 0
@@ -148,14 +148,14 @@ class Redriver(Actor):
         if self._strays < STRAYS_MAX:
             first, self._strays = self._strays + 1, self._strays + STRAYS
             numbers = range(first, self._strays + 1)  # negative numbers belong to no job
-            self.line.ask(
+            self.client.request(
                 "POST", "/v0/topics/dead", {"records": [{"data": [-number]} for number in numbers]}
             )
 
     def _redrive(self, match: dict[str, Any]) -> int:
         """Redrive once. Return the number of refused letters."""
-        asked = {"limit": self._limit, **match}
-        done = self.line.ask("POST", "/v0/topics/dead/redrive", asked).json()
+        body = {"limit": self._limit, **match}
+        done = self.client.request("POST", "/v0/topics/dead/redrive", body).json()
         self.counts["redriven"] += done["moved"]
         return int(done["skipped"])
 
@@ -167,24 +167,26 @@ class Deleter(Actor):
         super().__init__("deleter", lambda: server.address, random.Random(f"{seed}/deleter"))
         self.ledger = ledger
 
-    def turn(self) -> None:
-        self.ending.wait(self.dice.uniform(0, 0.02))
+    def step(self) -> None:
+        self.ending.wait(self.rng.uniform(0, 0.02))
         known = self.ledger.appended["tags"][:]
         if not known:
             return
-        number = self.dice.choice(known[-3000:])
-        self.ledger.leaving["tags"].add(number)
-        self.line.ask("POST", "/v0/topics/tags/delete", {"match": ["tag", "Eq", f"t{number}"]})
-        self.ledger.gone["tags"].append(number)
+        number = self.rng.choice(known[-3000:])
+        self.ledger.removing["tags"].add(number)
+        self.client.request(
+            "POST", "/v0/topics/tags/delete", {"match": ["tag", "Eq", f"t{number}"]}
+        )
+        self.ledger.removed["tags"].append(number)
         self.counts["deleted"] += 1
 
 
-def make(api: Api) -> None:
+def create_topics(api: Api) -> None:
     """Create all topics and routers."""
     for at in range(CHAINS):
         durability = ("disk", "fsync")[at % 2]
-        for level in "abc":
-            ok(api.put(f"{level}{at}", {"durability": durability}), 201)
+        for prefix in "abc":
+            ok(api.put(f"{prefix}{at}", {"durability": durability}), 201)
         guarantee = ("at_least_once", "exactly_once")[at // 2]
         for one, other in ("ab", "bc"):
             ends = {"source": f"{one}{at}", "dest": f"{other}{at}", "guarantee": guarantee}
@@ -195,35 +197,35 @@ def make(api: Api) -> None:
     ok(api.put("jobs", {"type": "queue", "max_deliveries": 1, "dead_letter": "dead"}), 201)
 
 
-def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     """Poll until the condition is true. Raise `AssertionError` if it takes too long."""
     deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so within {seconds} s"
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition was not met within {seconds} s"
         time.sleep(0.02)
 
 
-class Cut(Exception):
-    """The response has no end."""
+class IncompleteBackup(Exception):
+    """The response is incomplete, or is an error."""
 
 
-def take(address: tuple[str, int], file: Path, stop: threading.Event | None = None) -> None:
-    """Take a backup. Raise `Cut`, or the error of the connection. With ``stop`` the client
-    disconnects.
+def take_backup(address: tuple[str, int], file: Path, stop: threading.Event | None = None) -> None:
+    """Take a backup. Raise `IncompleteBackup`, or the error of the connection. If ``stop`` is
+    set, the client disconnects.
     """
     connection = http.client.HTTPConnection(*address, timeout=60)
     try:
         connection.request("GET", "/v0/backup")
         answer = connection.getresponse()
         if answer.status != 200:
-            raise Cut(f"{answer.status} {answer.read()!r}")
+            raise IncompleteBackup(f"{answer.status} {answer.read()!r}")
         with file.open("wb") as out:
             while block := answer.read(16 << 10):
                 out.write(block)
                 if stop is not None and stop.is_set():
-                    raise Cut("the client disconnected")
+                    raise IncompleteBackup("the client disconnected")
     except http.client.IncompleteRead as error:
-        raise Cut(str(error)) from error
+        raise IncompleteBackup(str(error)) from error
     finally:
         connection.close()
 
@@ -232,29 +234,30 @@ def numbers_in(api: Api, topic: str) -> list[int]:
     return [record["data"][0] for record in api.read(topic)]
 
 
-def settle(api: Api) -> None:
+def wait_for_routers(api: Api) -> None:
     """Wait until no router lags. The first router of a chain is checked first."""
-    for level in "ab":
+    for prefix in "ab":
         for at in range(CHAINS):
-            path = f"/v0/routers/{level}{at}"
-            wait_for(lambda path=path: not ok(api.call("GET", path))["lag_records"], SETTLE_S)  # type: ignore[misc]
+            path = f"/v0/routers/{prefix}{at}"
+            wait_for(lambda path=path: not ok(api.call("GET", path))["lag_records"], WAIT_MAX_S)  # type: ignore[misc]
 
 
 def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
     """Return the errors in a server that was restored to ``moment`` or slightly later."""
-    settle(api)
+    wait_for_routers(api)
     for at in range(CHAINS):
         source = numbers_in(api, f"a{at}")
         if lost := moment.appended[f"a{at}"] - {*source}:
             yield f"a{at} lacks {len(lost)} acknowledged records: {sorted(lost)[:5]}"
-        if len({*source}) < len(source) or not {*source} <= ledger.tried[f"a{at}"]:
+        if len({*source}) < len(source) or not {*source} <= ledger.sent[f"a{at}"]:
             yield f"a{at} has duplicate records, or records that were never appended"
-        for level in "bc":
-            copies = numbers_in(api, f"{level}{at}")
+        for prefix in "bc":
+            copies = numbers_in(api, f"{prefix}{at}")
             if copies != source:
-                twice = [n for n, count in Counter(copies).items() if count > 1]
+                duplicates = [n for n, count in Counter(copies).items() if count > 1]
                 yield (
-                    f"{level}{at}: {len(copies)} copies of {len(source)}, twice {twice[:5]},"
+                    f"{prefix}{at}: {len(copies)} copies of {len(source)},"
+                    f" duplicates {duplicates[:5]},"
                     f" missing {sorted({*source} - {*copies})[:5]},"
                     f" without a source {sorted({*copies} - {*source})[:5]}"
                 )
@@ -263,34 +266,34 @@ def judge(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
         found = numbers_in(api, topic)
         if len({*found}) < len(found):
             yield f"{topic} has duplicate records"
-        if lost := moment.appended[topic] - ledger.leaving[topic] - {*found}:
+        if lost := moment.appended[topic] - ledger.removing[topic] - {*found}:
             yield f"{topic} lacks {len(lost)} acknowledged records: {sorted(lost)[:5]}"
-        if back := moment.gone[topic] & {*found}:
-            yield f"{topic} has {len(back)} deleted records: {sorted(back)[:5]}"
+        if returned := moment.removed[topic] & {*found}:
+            yield f"{topic} has {len(returned)} deleted records: {sorted(returned)[:5]}"
 
 
 def _judge_jobs(api: Api, moment: Moment, ledger: Ledger) -> Iterator[str]:
-    places, found, twice = _find_jobs(api)
+    counts, found, duplicates = _find_jobs(api)
     # first, a move that the backup interrupted continues
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: not twice or not _find_jobs(api)[2], SETTLE_S)
-        places, found, twice = _find_jobs(api)
-    if twice:
-        where = [[place[n] for place in places] for n in twice[:5]]
-        yield f"{len(twice)} jobs are duplicated: {twice[:5]}, in jobs, dead: {where}"
-    if lost := moment.appended["jobs"] - ledger.leaving["jobs"] - {*found}:
+        wait_for(lambda: not duplicates or not _find_jobs(api)[2], WAIT_MAX_S)
+        counts, found, duplicates = _find_jobs(api)
+    if duplicates:
+        where = [[count_of[n] for count_of in counts] for n in duplicates[:5]]
+        yield f"{len(duplicates)} jobs are duplicated: {duplicates[:5]}, in jobs, dead: {where}"
+    if lost := moment.appended["jobs"] - ledger.removing["jobs"] - {*found}:
         yield f"{len(lost)} jobs are lost: {sorted(lost)[:5]}"
-    if back := moment.gone["jobs"] & {*found}:
-        yield f"{len(back)} acked jobs still exist: {sorted(back)[:5]}"
+    if returned := moment.removed["jobs"] & {*found}:
+        yield f"{len(returned)} acked jobs still exist: {sorted(returned)[:5]}"
 
 
 def _find_jobs(api: Api) -> tuple[list[Counter[int]], Counter[int], list[int]]:
     """Return how often each job is in each topic, how often in all of them, and which are
     duplicated.
     """
-    places = [Counter(numbers_in(api, topic)) for topic in ("jobs", "dead")]
-    found = places[0] + places[1]
-    return places, found, [n for n, count in found.items() if count > 1]
+    counts = [Counter(numbers_in(api, topic)) for topic in ("jobs", "dead")]
+    found = counts[0] + counts[1]
+    return counts, found, [n for n, count in found.items() if count > 1]
 
 
 class Campaign:
@@ -300,20 +303,20 @@ class Campaign:
         self.summary, self.kills = Summary(seed), kills
         self.data_dir, self._seconds = data_dir, seconds
         self.server = Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES)
-        self.dice, self.ledger = random.Random(seed), Ledger()
+        self.rng, self.ledger = random.Random(seed), Ledger()
         self._redriver = Redriver(self.server, seed)
 
     def run(self) -> Summary:
         with self.server as server:
             with Api(server.address) as api:
-                make(api)
+                create_topics(api)
             actors = self._actors()
             for actor in actors:
                 actor.start()
             try:
                 self.take_backups()
             finally:
-                end(actors)
+                stop_actors(actors)
             for actor in actors:
                 self.summary.problems += actor.problems
                 self.summary.counts += actor.counts
@@ -345,7 +348,7 @@ class Campaign:
             number += 1
             if self.kills > 0:
                 self.kills -= 1
-                self._harm(self.data_dir.with_name(f"broken-{number}.tar"))
+                self._kill_during_backup(self.data_dir.with_name(f"broken-{number}.tar"))
             if number % 10 == 1 or self.kills <= 0:
                 self._take_and_judge(number)
 
@@ -355,10 +358,11 @@ class Campaign:
         began = time.monotonic()
         while True:
             try:
-                take(self.server.address, file)
+                take_backup(self.server.address, file)
                 break
-            except Cut as cut:  # the backup of a disconnected client may still be in progress
-                if "max_backups" not in str(cut) or time.monotonic() > began + SETTLE_S:
+            except IncompleteBackup as cut:
+                # the backup of a disconnected client may still be in progress
+                if "max_backups" not in str(cut) or time.monotonic() > began + WAIT_MAX_S:
                     raise
             time.sleep(0.05)
         self.summary.counts["backups"] += 1
@@ -384,18 +388,18 @@ class Campaign:
                 self.summary.problems.append(f"{what}: epochs {epochs}")
             for at in range(CHAINS):
                 ok(api.append(f"a{at}", [-1, ""], [-2, ""]))
-            settle(api)
+            wait_for_routers(api)
             for at in range(CHAINS):
                 if numbers_in(api, f"c{at}") != numbers_in(api, f"a{at}"):
                     self.summary.problems.append(f"{what}: chain {at} does not continue")
         self.summary.problems += damage(folder, SHARDS)
         shutil.rmtree(folder)
 
-    def _harm(self, file: Path) -> None:
-        """Kill a process during a backup."""
-        victim = self.dice.choice(["client", "front 0", "shard 0", "shard 1", "everything"])
+    def _kill_during_backup(self, file: Path) -> None:
+        """Kill a process, or disconnect the client, during a backup."""
+        victim = self.rng.choice(["client", "front 0", "shard 0", "shard 1", "everything"])
         roles = self.server.wait_roles(SHARDS + 1)
-        stop, delay = threading.Event(), self.dice.uniform(0, 0.6)
+        stop, delay = threading.Event(), self.rng.uniform(0, 0.6)
 
         def kill() -> None:
             time.sleep(delay)
@@ -410,9 +414,9 @@ class Campaign:
         thread.start()
         moment = self.ledger.now()
         try:
-            take(self.server.address, file, stop)
-        except (Cut, *BROKEN):
-            self.summary.counts["broken off"] += 1
+            take_backup(self.server.address, file, stop)
+        except (IncompleteBackup, *BROKEN):
+            self.summary.counts["aborted"] += 1
             file.unlink(missing_ok=True)
         finally:
             thread.join()
@@ -421,15 +425,15 @@ class Campaign:
         elif victim != "client":
             self.wait_replaced(victim, roles[victim])
         complete = self._redriver.complete
-        wait_for(lambda: self._redriver.complete > complete, SETTLE_S)
+        wait_for(lambda: self._redriver.complete > complete, WAIT_MAX_S)
         if file.exists():
-            self.summary.counts["whole all the same"] += 1
+            self.summary.counts["complete despite the kill"] += 1
             self._restore_and_judge(file, moment, as_new=False)
         self.summary.counts[f"killed {victim}"] += 1
-        self.summary.tell(f"killed {victim}, {self.kills} kills remaining")
+        self.summary.print_progress(f"killed {victim}, {self.kills} kills remaining")
 
     def wait_replaced(self, role: str, pid: int) -> None:
-        wait_for(lambda: self.server.roles().get(role, pid) != pid, SETTLE_S)
+        wait_for(lambda: self.server.roles().get(role, pid) != pid, WAIT_MAX_S)
         self.server.wait_ready()
 
     def _check_pins(self) -> None:

@@ -35,7 +35,7 @@ WANTED = (FORKS, STOPPED)
 SETTLE_S = 120.0
 SHUTDOWN_MAX_S = 2.0
 LAST = -1
-SLEEPS = "import sys, time\nfrom topics.client import Topics\nclient = Topics(sys.argv[1])\n"
+SETUP = "import sys, time\nfrom topics.client import Topics\nclient = Topics(sys.argv[1])\n"
 PROGRAMS = {
     "worker": "client.queue('other').worker().run(lambda job: time.sleep(60), concurrency=1)",
     "workers": "client.queue('other').worker().run(lambda job: time.sleep(60), concurrency=3)",
@@ -46,7 +46,7 @@ PROGRAMS = {
 
 
 class Actors:
-    """Threads that use one client, and what they have sent, seen and handled."""
+    """Threads that use one client, and the records and jobs that they sent, read and handled."""
 
     def __init__(self, url: str) -> None:
         self.client = Topics(url, on_pause=lambda *_: None)
@@ -88,19 +88,19 @@ class Actors:
         found = [*self.failures]
         for topic, seen in self.seen.items():
             stored = data_of(self.client.topic(topic).read())
-            wanted = [*range(self.sent[topic]), LAST]
+            expected = [*range(self.sent[topic]), LAST]
             if seen != stored:
-                found.append(f"{topic}: seen {differing(seen, stored)}")
+                found.append(f"{topic}: seen {difference(seen, stored)}")
             # A publisher may store a record that was refused temporarily after later ones.
             if topic == "published":
-                stored, wanted = sorted(stored), sorted(wanted)
-            if stored != wanted:
-                found.append(f"{topic}: stored {differing(stored, wanted)}")
+                stored, expected = sorted(stored), sorted(expected)
+            if stored != expected:
+                found.append(f"{topic}: stored {difference(stored, expected)}")
         if lost := {*range(self.sent["jobs"])} - self.acks.keys():
             found.append(f"jobs lost: {lost}")
         # A lease may expire while the server is down, so a job may run again before its ack.
-        if doubled := [job for job, results in self.acks.items() if True in results[:-1]]:
-            found.append(f"jobs that ran again after their ack: {doubled}")
+        if repeated := [job for job, results in self.acks.items() if True in results[:-1]]:
+            found.append(f"jobs that ran again after their ack: {repeated}")
         return found
 
     def _guarded(self, run: Callable[[], None]) -> None:
@@ -147,11 +147,11 @@ def data_of(events: Iterable[Event]) -> list[Any]:
     return [event.data for event in events if isinstance(event, Record)]
 
 
-def differing(found: list[int], wanted: list[int]) -> str:
-    lost, more = Counter(wanted) - Counter(found), Counter(found) - Counter(wanted)
+def difference(found: list[int], expected: list[int]) -> str:
+    lost, more = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
     if not lost and not more:
         return "out of order"
-    return f"{len(found)} records: {[*lost][:5]} lost, {[*more][:5]} doubled"
+    return f"{len(found)} records: {[*lost][:5]} lost, {[*more][:5]} duplicated"
 
 
 def fork(client: Topics, number: int) -> int:
@@ -171,7 +171,7 @@ def stop_a_program(url: str, name: str, after_s: float) -> tuple[float, str]:
     """Run a program, press Ctrl-C, and return the time until it has ended, and its output."""
     ready = "print('ready', flush=True)\n"
     running = subprocess.Popen(
-        [sys.executable, "-c", SLEEPS + ready + PROGRAMS[name], url],
+        [sys.executable, "-c", SETUP + ready + PROGRAMS[name], url],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -194,35 +194,35 @@ def campaign(
     data_dir: Path, seed: int, *, kills: int, forks: int, shutdown_s: float = SHUTDOWN_MAX_S
 ) -> Summary:
     """Kill and fork. An exception that the client should have handled is an error."""
-    summary, dice = Summary(seed), random.Random(seed)
+    summary, rng = Summary(seed), random.Random(seed)
     with Server(data_dir, shards=SHARDS) as server:
         server.env["TOPICS_PORT"] = str(server.port)
         url = "http://{}:{}".format(*server.address)
-        actors, killer = Actors(url), Killer(server, SHARDS, dice)
+        actors, killer = Actors(url), Killer(server, SHARDS, rng)
         actors.start()
         actors.client.queue("other").put()
         actors.client.queue("other").append(1, 2, 3)
         children, longest = [], 0.0
         for number in range(max(kills, forks)):
-            time.sleep(dice.random())
+            time.sleep(rng.random())
             if number < forks:
                 children.append(fork(actors.client, number))
             if number >= kills:
                 continue
-            name = dice.choice([*PROGRAMS])
-            is_away = dice.random() < 0.5
-            if is_away:
+            name = rng.choice([*PROGRAMS])
+            is_down = rng.random() < 0.5
+            if is_down:
                 server.kill()
                 killer.kills[EVERYTHING] += 1
             else:
                 killer.kill()
-            took_s, errors = stop_a_program(url, name, dice.random())
-            if is_away:
+            took_s, errors = stop_a_program(url, name, rng.random())
+            if is_down:
                 server.start()
             summary.counts[STOPPED] += 1
             longest = max(longest, took_s)
             if took_s > shutdown_s:
-                problem = f"{name} took {took_s:.1f} s to stop ({is_away=}):\n{errors}"
+                problem = f"{name} took {took_s:.1f} s to stop ({is_down=}):\n{errors}"
                 summary.problems.append(problem)
         statuses = [os.waitpid(pid, 0)[1] for pid in children]
         summary.counts[FORKS] = len(statuses)

@@ -20,7 +20,7 @@ from tests.support.api import Answer, Api
 Address = Callable[[], tuple[str, int]]
 
 RETRY_S = 0.02
-GIVE_UP_S = 40.0
+RETRY_LIMIT_S = 40.0
 BROKEN = (OSError, EOFError, http.client.HTTPException)
 
 
@@ -32,10 +32,10 @@ class Refused(Exception):
     """No response was received, or a response without guarantees. The request can be retried."""
 
 
-class Line:
+class RetryingClient:
     """Requests to the server at its current address."""
 
-    def __init__(self, address: Address, timeout_s: float = GIVE_UP_S) -> None:
+    def __init__(self, address: Address, timeout_s: float = RETRY_LIMIT_S) -> None:
         self.abandoned = threading.Event()
         self._address, self._timeout_s = address, timeout_s
         self._api: Api | None = None
@@ -47,7 +47,7 @@ class Line:
             self._api = Api(self._address(), timeout_s=self._timeout_s)
         return self._api
 
-    def ask(self, method: str, path: str, body: Any = None) -> Answer:
+    def request(self, method: str, path: str, body: Any = None) -> Answer:
         """Send a request once. Return the successful response."""
         try:
             answer = self.api.call(method, path, body)
@@ -60,15 +60,15 @@ class Line:
             raise Violation(f"{method} {path} {str(body)[:200]}: {answer}")
         return answer
 
-    def insist(self, method: str, path: str, body: Any = None) -> Any:
+    def request_until_done(self, method: str, path: str, body: Any = None) -> Any:
         """Retry until success. Return the body, or None if the client was abandoned."""
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + RETRY_LIMIT_S
         while not self.abandoned.is_set():
             try:
-                return self.ask(method, path, body).json()
-            except Refused as refused:
+                return self.request(method, path, body).json()
+            except Refused as failure:
                 if time.monotonic() > deadline:
-                    text = f"no response within {GIVE_UP_S} s; last failure: {refused}"
+                    text = f"no response within {RETRY_LIMIT_S} s; last failure: {failure}"
                     raise Violation(text) from None
             self.abandoned.wait(RETRY_S)
         return None
@@ -81,42 +81,42 @@ class Line:
 
 
 class Actor(threading.Thread):
-    """Calls ``turn`` repeatedly until it is stopped or has found an error."""
+    """Calls ``step`` repeatedly until it is stopped or has found an error."""
 
-    def __init__(self, name: str, address: Address, dice: random.Random) -> None:
+    def __init__(self, name: str, address: Address, rng: random.Random) -> None:
         super().__init__(name=name, daemon=True)
-        self.address, self.dice, self.line = address, dice, Line(address)
+        self.address, self.rng, self.client = address, rng, RetryingClient(address)
         self.ending = threading.Event()
         self.problems: list[str] = []
         self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
         while not self.ending.is_set() and not self.problems:
-            self.attempt(self.turn)
-        self.line.close()
+            self.attempt(self.step)
+        self.client.close()
 
-    def turn(self) -> None:
-        """Do one step."""
+    def step(self) -> None:
+        """Execute one step."""
         raise NotImplementedError
 
     def attempt(self, act: Callable[[], object]) -> None:
-        """Do one step. An outage aborts the step, and an error is recorded."""
+        """Execute a step. An outage aborts it, and an error is recorded."""
         try:
             act()
         except (Refused, *BROKEN):
-            self.line.close()
+            self.client.close()
             self.ending.wait(RETRY_S)
         except Exception as error:
-            self.wrong(f"{self.name}: {error!r}")
+            self.add_problem(f"{self.name}: {error!r}")
 
-    def wrong(self, text: str) -> None:
+    def add_problem(self, text: str) -> None:
         self.problems.append(text)
 
 
-def end(actors: Sequence[Actor]) -> None:
+def stop_actors(actors: Sequence[Actor]) -> None:
     """Wait until all actors have finished their current step."""
     for actor in actors:
         actor.ending.set()
     for actor in actors:
-        actor.join(2 * GIVE_UP_S)
+        actor.join(2 * RETRY_LIMIT_S)
         assert not actor.is_alive(), f"{actor.name} hangs"

@@ -6,7 +6,7 @@
 
     kind        each client
     nodes       makes watch sessions with 10,000 nodes
-    answers     requests 8 MiB and reads nothing
+    responses   requests 8 MiB and reads nothing
     streams     opens an event stream of 8 MiB events and reads nothing
     trickles    the same, and reads a byte every 5 s
     churning    the same, and disconnects after 2 s
@@ -20,8 +20,8 @@
     bodiless    declares a body on a route that needs no key, and sends none of it
     bodies      the same, and sends all of the body but its last byte
     headed      the same on a route that reads header fields, after a head of 60 KB
-    beginnings  sends 60 KB of an incomplete head, without a key
-    strangers   sends a head of 60 KB with a wrong key, and a body without its last byte
+    partial     sends 60 KB of an incomplete head, without a key
+    wrong-keys  sends a head of 60 KB with a wrong key, and a body without its last byte
     unread      sends requests for long files without a key, and reads no response
     chunks      sends endless chunked bodies in chunks of one byte, with a key
     prefixes    lists topics with a prefix of 16 KB, which takes 64 KB when it is decoded, a
@@ -29,7 +29,7 @@
     leaving     sends requests without a key and closes its connection immediately
     visitors    requests the root without a key, repeatedly
     watchers    opens an event stream with few events, and reads it
-    askers      requests a state, reads the response, and stays connected
+    keep-alive  requests a state, reads the response, and stays connected
     slow        sends single bytes of a head or a body at intervals (slow loris)
 
 Clients connect from several addresses, 127.0.0.2 and up, because one address has too few ports.
@@ -75,20 +75,21 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``says`` returns the bytes that a client sends immediately. ``life_s`` is the time until it
-    disconnects. ``reads_s`` is the interval between reads of one byte, 0 to read all input.
-    ``drips_s`` is the interval at which it sends one byte. ``away_s`` is the time until it
-    reconnects after the server has closed its connection. ``leaves``: it closes as soon as
-    everything is sent. ``repeats``: it sends the same bytes again after each answer.
+    """``payload`` returns the bytes that a client sends immediately. ``lifetime_s`` is the time
+    until it disconnects. ``read_interval_s`` is the interval between reads of one byte, 0 to read
+    all input. ``send_interval_s`` is the interval at which it sends one byte. ``reconnect_after_s``
+    is the time until it reconnects after the server has closed its connection.
+    ``closes_after_send``: it closes as soon as everything is sent. ``repeats_request``: it sends
+    the same bytes again after each response.
     """
 
-    says: Callable[[Api, int], bytes]
-    life_s: float = 10.0
-    reads_s: float = NEVER
-    drips_s: float = NEVER
-    away_s: float = 0.5
-    leaves: bool = False
-    repeats: bool = False
+    payload: Callable[[Api, int], bytes]
+    lifetime_s: float = 10.0
+    read_interval_s: float = NEVER
+    send_interval_s: float = NEVER
+    reconnect_after_s: float = 0.5
+    closes_after_send: bool = False
+    repeats_request: bool = False
 
 
 def _authorized(method: str, path: str, body: object = None, key: str = HOSTILE) -> bytes:
@@ -101,7 +102,7 @@ def _nodes(_: Api, number: int) -> bytes:
     return _authorized("POST", "/v0/watch", {"topics": {TOPIC: {"from_seq": 0}}, "node": nodes})
 
 
-def _answers(_: Api, number: int) -> bytes:
+def _responses(_: Api, number: int) -> bytes:
     body = {"from_seq": number % (RECORDS // 2), "max_batch_bytes": 8 * MIB}
     return _authorized("POST", f"/v0/topics/{TOPIC}/diff", body)
 
@@ -109,8 +110,8 @@ def _answers(_: Api, number: int) -> bytes:
 def _streams(api: Api, number: int) -> bytes:
     # Of two topics. Event ids differ between clients, so their bytes are not shared.
     topics = {TOPIC: {"from_seq": number % (RECORDS // 2)}, QUEUE: {"tail": True}}
-    asked = {"topics": topics, "max_batch_bytes": 8 * MIB}
-    session = ok(api.call("POST", "/v0/watch", asked))
+    body = {"topics": topics, "max_batch_bytes": 8 * MIB}
+    session = ok(api.call("POST", "/v0/watch", body))
     return _authorized("GET", session["stream_url"])
 
 
@@ -144,8 +145,8 @@ def _messages(_: Api, __: int) -> bytes:
 
 
 def _watchers(api: Api, number: int) -> bytes:
-    asked = {"topics": {f"idle-{number % TOPICS}": {"tail": True}}, "heartbeat_ms": HEARTBEAT_MS}
-    return request("GET", ok(api.call("POST", "/v0/watch", asked))["stream_url"], None)
+    body = {"topics": {f"idle-{number % TOPICS}": {"tail": True}}, "heartbeat_ms": HEARTBEAT_MS}
+    return request("GET", ok(api.call("POST", "/v0/watch", body))["stream_url"], None)
 
 
 def _slow(_: Api, number: int) -> bytes:
@@ -157,13 +158,13 @@ def _slow(_: Api, number: int) -> bytes:
 LONG = 60_000
 PADDING = f"X-Long: {'x' * LONG}"
 HEALTH = request("GET", "/v0/health", None)
-UNENDED = b"x" * (LONG - 1)
+UNFINISHED_BODY = b"x" * (LONG - 1)
 
 
 def _constant(*parts: bytes) -> Callable[[Api, int], bytes]:
     """Return the same bytes for all clients, so that a large crowd needs little memory."""
-    said = b"".join(parts)
-    return lambda _api, _number: said
+    payload_bytes = b"".join(parts)
+    return lambda _api, _number: payload_bytes
 
 
 WIDE = "%F0%9F%98%80"  # a text that contains it takes four bytes for each character
@@ -177,47 +178,52 @@ def _bodiless(path: str, *fields: str) -> bytes:
     return request("GET", path, None, f"Content-Length: {LONG}", *fields)
 
 
-STRANGER = ("Authorization: Bearer wrong-key", "Content-Type: application/json", PADDING)
+WRONG_KEY = ("Authorization: Bearer wrong-key", "Content-Type: application/json", PADDING)
 CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 KINDS = {
-    "bodiless": Kind(_constant(_bodiless("/v0/health")), life_s=120.0),
-    "bodies": Kind(_constant(_bodiless("/v0/health"), UNENDED), life_s=120.0),
-    "headed": Kind(_constant(_bodiless("/console", PADDING), UNENDED), life_s=120.0),
-    "beginnings": Kind(_constant(request("GET", "/v0/health", None, PADDING)[:-2]), life_s=120.0),
-    "strangers": Kind(
+    "bodiless": Kind(_constant(_bodiless("/v0/health")), lifetime_s=120.0),
+    "bodies": Kind(_constant(_bodiless("/v0/health"), UNFINISHED_BODY), lifetime_s=120.0),
+    "headed": Kind(_constant(_bodiless("/console", PADDING), UNFINISHED_BODY), lifetime_s=120.0),
+    "partial": Kind(_constant(request("GET", "/v0/health", None, PADDING)[:-2]), lifetime_s=120.0),
+    "wrong-keys": Kind(
         _constant(
-            request("POST", "/v0/topics/t", None, f"Content-Length: {LONG}", *STRANGER), UNENDED
+            request("POST", "/v0/topics/t", None, f"Content-Length: {LONG}", *WRONG_KEY),
+            UNFINISHED_BODY,
         ),
-        life_s=120.0,
+        lifetime_s=120.0,
     ),
-    "unread": Kind(_constant(request("GET", "/v0/openapi.json", None) * 40), life_s=120.0),
+    "unread": Kind(_constant(request("GET", "/v0/openapi.json", None) * 40), lifetime_s=120.0),
     "chunks": Kind(
         _constant(
             request("POST", "/v0/topics/t", None, f"Authorization: Bearer {HOSTILE}", *CHUNKED),
             b"1\r\n{\r\n",
         ),
-        life_s=120.0,
+        lifetime_s=120.0,
     ),
-    "prefixes": Kind(_prefixes, life_s=30.0),
-    "leaving": Kind(_constant(HEALTH * 8), away_s=0, leaves=True),
-    "visitors": Kind(_constant(request("GET", "/", None)), NEVER, reads_s=0, repeats=True),
+    "prefixes": Kind(_prefixes, lifetime_s=30.0),
+    "leaving": Kind(_constant(HEALTH * 8), reconnect_after_s=0, closes_after_send=True),
+    "visitors": Kind(
+        _constant(request("GET", "/", None)), NEVER, read_interval_s=0, repeats_request=True
+    ),
     "nodes": Kind(_nodes),
-    "answers": Kind(_answers),
-    "streams": Kind(_streams, life_s=60.0),
-    "trickles": Kind(_streams, life_s=60.0, reads_s=5.0),
-    "churning": Kind(_streams, life_s=2.0),
+    "responses": Kind(_responses),
+    "streams": Kind(_streams, lifetime_s=60.0),
+    "trickles": Kind(_streams, lifetime_s=60.0, read_interval_s=5.0),
+    "churning": Kind(_streams, lifetime_s=2.0),
     "works": Kind(_works),
     "sockets": Kind(_sockets),
     "echoes": Kind(_echoes),
     "messages": Kind(_messages),
-    "idle": Kind(lambda _api, _number: b"", life_s=120.0),
-    "heads": Kind(lambda _api, _number: b"GET /v0/health HTTP/1.1\r\nHost: ", life_s=120.0),
-    "watchers": Kind(_watchers, life_s=NEVER, reads_s=0),
-    "askers": Kind(lambda _api, _: request("GET", "/v0/topics/idle-1", None), NEVER, reads_s=0),
-    "slow": Kind(_slow, life_s=NEVER, drips_s=2.0, away_s=0),
+    "idle": Kind(lambda _api, _number: b"", lifetime_s=120.0),
+    "heads": Kind(lambda _api, _number: b"GET /v0/health HTTP/1.1\r\nHost: ", lifetime_s=120.0),
+    "watchers": Kind(_watchers, lifetime_s=NEVER, read_interval_s=0),
+    "keep-alive": Kind(
+        lambda _api, _: request("GET", "/v0/topics/idle-1", None), NEVER, read_interval_s=0
+    ),
+    "slow": Kind(_slow, lifetime_s=NEVER, send_interval_s=2.0, reconnect_after_s=0),
     "refused": Kind(
         lambda _api, _number: _authorized("POST", "/v0/topics/t", {}, "wrong-key")[:-1],
-        life_s=120.0,
+        lifetime_s=120.0,
     ),
 }
 
@@ -249,7 +255,7 @@ class Client:
     """One client."""
 
     def __init__(
-        self, address: tuple[str, int], kind: str, number: int, said: bytes, connects: int
+        self, address: tuple[str, int], kind: str, number: int, payload_bytes: bytes, connects: int
     ) -> None:
         """``connects`` is the number of earlier connects of the crowd."""
         self.kind, self.number, self.began, self.has_response = (
@@ -258,9 +264,9 @@ class Client:
             time.monotonic(),
             False,
         )
-        self.said = self._unsent = memoryview(said)
+        self.payload_bytes = self._unsent = memoryview(payload_bytes)
         self.socket = socket.socket()
-        if KINDS[kind].reads_s:
+        if KINDS[kind].read_interval_s:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.socket.bind((f"127.0.0.{2 + connects // CONNECTS_PER_ADDRESS % ADDRESSES}", 0))
         self.socket.setblocking(False)
@@ -270,7 +276,7 @@ class Client:
     @property
     def events(self) -> int:
         """Return the poll events that the client waits for."""
-        reads = 0 if KINDS[self.kind].reads_s else select.EPOLLIN
+        reads = 0 if KINDS[self.kind].read_interval_s else select.EPOLLIN
         return select.EPOLLRDHUP | reads | (select.EPOLLOUT if self._unsent else 0)
 
     def send_more(self) -> None:
@@ -285,7 +291,7 @@ class Client:
 
     def repeat(self) -> None:
         """Send the same bytes again."""
-        self._unsent = self.said
+        self._unsent = self.payload_bytes
 
 
 class Crowd:
@@ -297,33 +303,33 @@ class Crowd:
         self._clients: dict[int, Client] = {}  # by descriptor
         self._waiting: list[tuple[float, str, int]] = []  # when which client connects
         # when, a number, the client, the action
-        self._dues: list[tuple[float, int, Client, str]] = []
+        self._actions: list[tuple[float, int, Client, str]] = []
         self._numbers = itertools.count()
         # sessions of the previous connection are reused
-        self._said: dict[tuple[str, int], bytes] = {}
+        self._payloads: dict[tuple[str, int], bytes] = {}
         self._connects = 0
         self.state = CrowdState()
 
     def prepare(self, kind: str, count: int) -> None:
         with Api(self._address, token=HOSTILE) as api:
             for number in range(count):
-                self._said[kind, number] = KINDS[kind].says(api, number)
+                self._payloads[kind, number] = KINDS[kind].payload(api, number)
 
-    def connect(self, again: bool) -> None:
-        """Let all prepared clients connect. With ``again`` all are reset before."""
-        self.disconnect(reset=again)
-        self._waiting = sorted((0.0, *key) for key in self._said)
-        while any(not KINDS[kind].reads_s for _, kind, _ in self._waiting):
+    def connect(self, is_reset: bool) -> None:
+        """Let all prepared clients connect. With ``is_reset`` all are reset before."""
+        self.disconnect(reset=is_reset)
+        self._waiting = sorted((0.0, *key) for key in self._payloads)
+        while any(not KINDS[kind].read_interval_s for _, kind, _ in self._waiting):
             self.work(0.0)
-        unheard, until = True, time.monotonic() + RESPONSE_S
-        while unheard and time.monotonic() < until:
+        is_waiting, until = True, time.monotonic() + RESPONSE_S
+        while is_waiting and time.monotonic() < until:
             self.work(0.05)
-            unheard = any(
-                not (client.has_response or KINDS[client.kind].reads_s)
+            is_waiting = any(
+                not (client.has_response or KINDS[client.kind].read_interval_s)
                 for client in self._clients.values()
             )
         self.state.lost += sum(
-            not (client.has_response or KINDS[client.kind].reads_s)
+            not (client.has_response or KINDS[client.kind].read_interval_s)
             for client in self._clients.values()
         )
 
@@ -334,7 +340,7 @@ class Crowd:
             if reset:
                 linger = struct.pack("ii", 1, 0)
                 self._clients[fd].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            self._hang_up(fd)
+            self._close(fd)
         self.state = CrowdState()
 
     def work(self, wait_s: float) -> None:
@@ -348,75 +354,81 @@ class Crowd:
             wait_s = min(wait_s, BURST_S)
         for fd, events in self._poll.poll(wait_s, 1000):
             if fd in self._clients:
-                self._handle(fd, self._clients[fd], events)
-        while self._dues and self._dues[0][0] <= time.monotonic():
-            _, _, client, what = heapq.heappop(self._dues)
+                self._serve_client(fd, self._clients[fd], events)
+        while self._actions and self._actions[0][0] <= time.monotonic():
+            _, _, client, what = heapq.heappop(self._actions)
             fd = client.socket.fileno()
             if self._clients.get(fd) is client:
-                self._due(fd, client, what)
+                self._execute(fd, client, what)
 
     def _connect(self, kind: str, number: int) -> None:
-        client = Client(self._address, kind, number, self._said[kind, number], self._connects)
+        client = Client(self._address, kind, number, self._payloads[kind, number], self._connects)
         self._connects += 1
         fd, plan = client.socket.fileno(), KINDS[kind]
         self._clients[fd] = client
         self._poll.register(client.socket, client.events)
         self.state.made += 1
         self.state.connected[kind] += 1
-        spread = plan.drips_s * (number % 97) / 97 if plan.drips_s < NEVER else NEVER
-        for what, after in (("end", plan.life_s), ("read", plan.reads_s), ("drip", spread)):
+        spread = (
+            plan.send_interval_s * (number % 97) / 97 if plan.send_interval_s < NEVER else NEVER
+        )
+        for what, after in (
+            ("end", plan.lifetime_s),
+            ("read", plan.read_interval_s),
+            ("drip", spread),
+        ):
             if 0 < after < NEVER or (what == "drip" and after < NEVER):
                 self._push(after, client, what)
 
-    def _handle(self, fd: int, client: Client, events: int) -> None:
+    def _serve_client(self, fd: int, client: Client, events: int) -> None:
         try:
             if events & select.EPOLLIN:
                 self._receive(client, client.socket.recv(1 << 16))
             elif events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                 raise ConnectionResetError
             client.send_more()
-            if KINDS[client.kind].leaves and client.is_done:
-                self._again(fd, client)
+            if KINDS[client.kind].closes_after_send and client.is_done:
+                self._reconnect_later(fd, client)
                 return
             self._poll.modify(fd, client.events)
         except OSError:
             self.state.ended[client.kind] += 1
-            self.state.lost += not (client.has_response or KINDS[client.kind].reads_s)
-            self._again(fd, client)
+            self.state.lost += not (client.has_response or KINDS[client.kind].read_interval_s)
+            self._reconnect_later(fd, client)
 
-    def _receive(self, client: Client, piece: bytes) -> None:
-        if not piece:
+    def _receive(self, client: Client, data: bytes) -> None:
+        if not data:
             raise ConnectionResetError
-        if KINDS[client.kind].repeats:
+        if KINDS[client.kind].repeats_request:
             client.repeat()
         if not client.has_response:
             client.has_response = True
-            self.state.statuses[piece[9:12].decode()] += 1
+            self.state.statuses[data[9:12].decode()] += 1
             self.state.first_byte_ms.append((time.monotonic() - client.began) * 1000)
 
-    def _due(self, fd: int, client: Client, what: str) -> None:
+    def _execute(self, fd: int, client: Client, what: str) -> None:
         plan = KINDS[client.kind]
         if what == "end":
-            self._again(fd, client)
+            self._reconnect_later(fd, client)
             return
         with contextlib.suppress(OSError):
             client.socket.recv(1) if what == "read" else client.socket.send(b"x")
-        after = plan.reads_s if what == "read" else plan.drips_s
+        after = plan.read_interval_s if what == "read" else plan.send_interval_s
         self._push(after, client, what)
 
     def _push(self, after_s: float, client: Client, what: str) -> None:
         due = time.monotonic() + after_s
-        heapq.heappush(self._dues, (due, next(self._numbers), client, what))
+        heapq.heappush(self._actions, (due, next(self._numbers), client, what))
 
-    def _again(self, fd: int, client: Client) -> None:
+    def _reconnect_later(self, fd: int, client: Client) -> None:
         """Let a client reconnect, except a kind that is expected to stay connected."""
-        self._hang_up(fd)
+        self._close(fd)
         plan = KINDS[client.kind]
-        if plan.reads_s or plan.life_s < NEVER:
-            back = time.monotonic() + plan.away_s
-            heapq.heappush(self._waiting, (back, client.kind, client.number))
+        if plan.read_interval_s or plan.lifetime_s < NEVER:
+            due = time.monotonic() + plan.reconnect_after_s
+            heapq.heappush(self._waiting, (due, client.kind, client.number))
 
-    def _hang_up(self, fd: int) -> None:
+    def _close(self, fd: int) -> None:
         client = self._clients.pop(fd)
         self.state.connected[client.kind] -= 1
         client.socket.close()
@@ -425,14 +437,14 @@ class Crowd:
 class Remote:
     """A crowd in a separate process, controlled by this process."""
 
-    def __init__(self, orders: Connection) -> None:
-        self._orders = orders
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
 
-    def command(self, order: str, *arguments: object) -> CrowdState:
+    def command(self, command: str, *arguments: object) -> CrowdState:
         """Send a command: ``prepare``, ``connect``, ``disconnect`` or ``report``."""
-        self._orders.send((order, *arguments))
-        assert self._orders.poll(TIMEOUT_S), "the crowd does not answer"
-        state = self._orders.recv()
+        self._pipe.send((command, *arguments))
+        assert self._pipe.poll(TIMEOUT_S), "the process of the crowd does not reply"
+        state = self._pipe.recv()
         assert isinstance(state, CrowdState), state
         return state
 
@@ -456,20 +468,20 @@ def crowd(address: tuple[str, int], kinds: dict[str, int]) -> Iterator[Remote]:
         process.kill()
 
 
-def _run(orders: Connection, address: tuple[str, int]) -> None:
+def _run(pipe: Connection, address: tuple[str, int]) -> None:
     """Execute the commands of the parent process until it closes the pipe."""
     raise_file_limit()
-    many = Crowd(address)
+    all_clients = Crowd(address)
     while True:
-        many.work(0.02)
-        if not orders.poll():
+        all_clients.work(0.02)
+        if not pipe.poll():
             continue
         try:
-            order, *arguments = orders.recv()
+            command, *arguments = pipe.recv()
         except EOFError:
             return
-        state = many.state
-        if order != "report":
-            getattr(many, order)(*arguments)
-            state = state if order == "disconnect" else many.state
-        orders.send(state)
+        state = all_clients.state
+        if command != "report":
+            getattr(all_clients, command)(*arguments)
+            state = state if command == "disconnect" else all_clients.state
+        pipe.send(state)

@@ -35,8 +35,8 @@ class FaultDisk:
         unlinked.mkdir()
         self.calls: list[str] = []  # names of the calls in order; the first is number 1
         self.fail_at = 0
-        # All later calls of the kind also fail: a full disk, or a disk that cannot sync.
-        self.goes_on = False
+        # Whether all later calls of the kind also fail: a full disk, or a disk that cannot sync.
+        self.persists = False
         self.failed: str | None = None
         self.dead = False  # the process was killed: no further call reaches the disk
         self._lock = threading.RLock()
@@ -63,42 +63,42 @@ class FaultDisk:
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
 
-    def heal(self) -> None:
+    def stop_failing(self) -> None:
         """Stop the fault. Calls are still counted."""
-        self.fail_at, self.goes_on = 0, False
+        self.fail_at, self.persists = 0, False
 
     # Checks before each call
 
-    def _pass(self, call: str, name: str, *, takes_room: bool = True) -> None:
+    def _check_call(self, call: str, name: str, *, needs_space: bool = True) -> None:
         if self.dead:
             raise OSError(errno.EIO, "killed")
         self.calls.append(f"{call} {name}")
         sync = call in SYNCS
         if self.failed is None:
-            hit = len(self.calls) == self.fail_at
+            is_hit = len(self.calls) == self.fail_at
         else:
-            alike = sync == (self.failed.split()[0] in SYNCS) and (sync or takes_room)
-            hit = self.goes_on and alike
-        if hit:
+            is_same_kind = sync == (self.failed.split()[0] in SYNCS) and (sync or needs_space)
+            is_hit = self.persists and is_same_kind
+        if is_hit:
             self.failed = self.failed or self.calls[-1]
             code = errno.EIO if sync else errno.ENOSPC
             raise OSError(code, os.strerror(code), name)
 
-    def _ours(self, path: Any) -> bool:
+    def _is_below_root(self, path: Any) -> bool:
         return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self.root)
 
     # Files
 
     def _open(self, path: Any, flags: int, *rest: Any, **more: Any) -> int:
         with self._lock:
-            ours = self._ours(path)
-            new = ours and bool(flags & os.O_CREAT) and not Path(path).exists()
-            if new:
-                self._pass("create", Path(path).name)
+            is_below_root = self._is_below_root(path)
+            is_new = is_below_root and bool(flags & os.O_CREAT) and not Path(path).exists()
+            if is_new:
+                self._check_call("create", Path(path).name)
             fd: int = self._real["open"](path, flags, *rest, **more)
-            if ours:
+            if is_below_root:
                 ino = self._files[fd] = os.fstat(fd).st_ino
-                if flags & os.O_TRUNC and not new:
+                if flags & os.O_TRUNC and not is_new:
                     self._dirty.setdefault(ino, []).append((-1, None, 0))
             return fd
 
@@ -115,24 +115,24 @@ class FaultDisk:
             if fd not in self._files:
                 return real()
             grows = op[0] + op[2] > os.fstat(fd).st_size
-            self._pass(call, self._name(fd), takes_room=grows)
+            self._check_call(call, self._name(fd), needs_space=grows)
             result = real()
             self._dirty.setdefault(self._files[fd], []).append(op)
             return result
 
     def _pwrite(self, fd: int, data: Any, offset: int) -> int:
-        taken = bytes(data)
-        op = offset, taken, len(taken)
+        content = bytes(data)
+        op = offset, content, len(content)
         real = self._real["pwrite"]
-        return int(self._change("pwrite", fd, op, lambda: real(fd, taken, offset)))
+        return int(self._change("pwrite", fd, op, lambda: real(fd, content, offset)))
 
-    def _pwritev(self, fd: int, pieces: Any, offset: int) -> int:
-        return self._pwrite(fd, b"".join(pieces), offset)
+    def _pwritev(self, fd: int, buffers: Any, offset: int) -> int:
+        return self._pwrite(fd, b"".join(buffers), offset)
 
     def _write(self, fd: int, data: Any) -> int:
-        taken = bytes(data)
-        op = 0, taken, len(taken)
-        return int(self._change("write", fd, op, lambda: self._real["write"](fd, taken)))
+        content = bytes(data)
+        op = 0, content, len(content)
+        return int(self._change("write", fd, op, lambda: self._real["write"](fd, content)))
 
     def _posix_fallocate(self, fd: int, offset: int, length: int) -> None:
         real = self._real["posix_fallocate"]
@@ -163,7 +163,7 @@ class FaultDisk:
                 return
             path = Path(f"/proc/self/fd/{fd}")
             try:
-                self._pass(call, self._name(fd))
+                self._check_call(call, self._name(fd))
             except OSError:
                 if not self.dead:
                     self._dirty.pop(ino, None)
@@ -172,14 +172,14 @@ class FaultDisk:
                 inodes = {child.name: child.stat().st_ino for child in path.iterdir()}
                 self._names[path.resolve()] = inodes
             else:
-                held = self._durable.setdefault(ino, bytearray())
+                content_now = self._durable.setdefault(ino, bytearray())
                 for op in self._dirty.pop(ino, []):
-                    _apply(held, op)
+                    _apply(content_now, op)
 
     def _write_back(self, fd: int, offset: int, length: int, _: int) -> int:
         with self._lock:
             try:
-                self._pass("writeback", self._name(fd))
+                self._check_call("writeback", self._name(fd))
             except OSError as error:
                 if not self.dead:
                     self._dirty.pop(self._files[fd], None)
@@ -189,38 +189,38 @@ class FaultDisk:
 
     # Names
 
-    def _bury(self, path: Any) -> None:
+    def _keep_unlinked(self, path: Any) -> None:
         self._discarded += 1
         self._real["link"](path, self._unlinked / str(self._discarded))
 
     def _replace(self, source: Any, target: Any) -> None:
         with self._lock:
-            if self._ours(source):
+            if self._is_below_root(source):
                 names = f"{Path(source).name} -> {Path(target).name}"
-                self._pass("rename", names, takes_room=False)
+                self._check_call("rename", names, needs_space=False)
                 if Path(target).exists():
-                    self._bury(target)
+                    self._keep_unlinked(target)
             self._real["replace"](source, target)
 
     def _link(self, source: Any, target: Any, *rest: Any, **more: Any) -> None:
         with self._lock:
-            if self._ours(target):
-                self._pass("link", Path(target).name)
+            if self._is_below_root(target):
+                self._check_call("link", Path(target).name)
             self._real["link"](source, target, *rest, **more)
 
     def _unlink(self, path: Any, *rest: Any, **more: Any) -> None:
         with self._lock:
-            if self._ours(path):
+            if self._is_below_root(path):
                 if self.dead:
                     raise OSError(errno.EIO, "killed")
                 if Path(path).exists():
-                    self._bury(path)
+                    self._keep_unlinked(path)
             self._real["unlink"](path, *rest, **more)
 
     def _mkdir(self, path: Any, *rest: Any, **more: Any) -> None:
         with self._lock:
-            if self._ours(path) and not Path(path).exists():
-                self._pass("mkdir", Path(path).name)
+            if self._is_below_root(path) and not Path(path).exists():
+                self._check_call("mkdir", Path(path).name)
             self._real["mkdir"](path, *rest, **more)
 
     # Durable content
@@ -240,12 +240,12 @@ class FaultDisk:
         return target
 
 
-def _apply(held: bytearray, op: Op) -> None:
+def _apply(content_now: bytearray, op: Op) -> None:
     offset, data, length = op
     if offset < 0:
-        del held[length:]
-        held.extend(bytes(length - len(held)))
+        del content_now[length:]
+        content_now.extend(bytes(length - len(content_now)))
         return
-    held.extend(bytes(max(offset - len(held), 0)))
+    content_now.extend(bytes(max(offset - len(content_now), 0)))
     assert data is not None, "only a new length has no bytes"
-    held[offset : offset + length] = data
+    content_now[offset : offset + length] = data

@@ -61,13 +61,13 @@ class Case:
     """One run. ``index`` 0: no call fails."""
 
     index: int = 0
-    goes_on: bool = False
+    persists: bool = False
     stop: bool = False
     loop: bool = False
 
     @property
     def mode(self) -> str:
-        named = {"goes-on": self.goes_on, "stop": self.stop, "loop": self.loop}
+        named = {"persists": self.persists, "stop": self.stop, "loop": self.loop}
         return "+".join(name for name, is_set in named.items() if is_set) or "plain"
 
     def __str__(self) -> str:
@@ -76,40 +76,42 @@ class Case:
 
 def run_case(case: Case, folder: Path) -> tuple[list[str], list[str]]:
     """Run a case. Return the errors and the calls that were made."""
-    path, journal, wrong = folder / "data", Journal(), []
-    with pytest.MonkeyPatch.context() as patch, FaultDisk(path, folder / "graveyard") as disk:
+    path, journal, errors = folder / "data", Journal(), []
+    with pytest.MonkeyPatch.context() as patch, FaultDisk(path, folder / "unlinked") as disk:
         patch.setattr(appends, "STREAMED_MIN_BYTES", STREAMED_MIN_BYTES)
         patch.setattr(wal_writer, "SYNC_BYTES", SYNC_BYTES)
         eager_merges(patch)
         patch.setattr(merging, "choose_run", lambda some, _: choose_run(some, MERGED_MAX_BYTES))
         sync_by(patch, loop=case.loop)
-        disk.fail_at, disk.goes_on = case.index, case.goes_on
+        disk.fail_at, disk.persists = case.index, case.persists
         started = False
         try:
             trio.run(lambda: WorkloadRun(path, disk, journal).run(stop=case.stop))
             started = True
         except OSError as error:
             if journal.answered or disk.failed is None:
-                wrong.append(f"{case} ({disk.failed}): {error!r} {traceback.format_exc(limit=-3)}")
+                errors.append(f"{case} ({disk.failed}): {error!r} {traceback.format_exc(limit=-3)}")
         except Exception:
-            wrong.append(f"{case} ({disk.failed}): {traceback.format_exc(limit=-6)}")
+            errors.append(f"{case} ({disk.failed}): {traceback.format_exc(limit=-6)}")
         calls = list(disk.calls)
-        said = f"{case} ({disk.failed})"
-        disk.heal()
+        name = f"{case} ({disk.failed})"
+        disk.stop_failing()
         if started:
             disk.dead = True
-            left = disk.power_loss(folder / "left")
-            wrong += judge(left, _copy(journal), f"{said}, power lost", power=True, boot="other")
+            lost_power_dir = disk.power_loss(folder / "left")
+            errors += judge(
+                lost_power_dir, _copy(journal), f"{name}, power lost", power=True, boot="other"
+            )
         disk.dead = False
         DataDirectory(path, shards=1).close()
-        wrong += judge(path, journal, f"{said}, started again", power=False, boot="b")
-        left = disk.power_loss(folder / "later")
+        errors += judge(path, journal, f"{name}, started again", power=False, boot="b")
+        lost_power_dir = disk.power_loss(folder / "later")
         # The start has rewritten and synced records that the durability classes alone do not
         # guarantee.
-        wrong += judge(
-            left, journal, f"{said}, started again, power lost", power=False, boot="other"
+        errors += judge(
+            lost_power_dir, journal, f"{name}, started again, power lost", power=False, boot="other"
         )
-    return wrong, calls
+    return errors, calls
 
 
 def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) -> Iterator[str]:
@@ -122,7 +124,7 @@ def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) ->
         yield f"{what}: the start fails: {error!r} {traceback.format_exc(limit=-3)}"
         return
     try:
-        for topic in journal.gone & client.engine.topics.keys():
+        for topic in journal.deleted_topics & client.engine.topics.keys():
             yield f"{what}: topic {topic} exists although it was deleted"
         for router in journal.routed - client.engine.routers.by_name.keys():
             yield f"{what}: router {router} is missing"
@@ -131,7 +133,7 @@ def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) ->
                 yield f"{what}: topic {topic} is missing"
                 continue
             yield from _judge_topic(client, topic, records, journal, what, power=power)
-        yield from _go_on(client, journal, what)
+        yield from _append_again(client, journal, what)
     finally:
         client.kill()
     yield from (
@@ -144,10 +146,10 @@ def judge(path: Path, journal: Journal, what: str, *, power: bool, boot: str) ->
 def _judge_topic(
     client: Client, topic: str, records: dict[int, str], journal: Journal, what: str, *, power: bool
 ) -> Iterator[str]:
-    shown = _shown(client, topic)
-    strangers = {seq: data for seq, data in shown.items() if data in journal.refused}
-    if strangers:
-        yield f"{what}: {topic} returns refused records {strangers}"
+    shown = _read_all(client, topic)
+    refused = {seq: data for seq, data in shown.items() if data in journal.refused}
+    if refused:
+        yield f"{what}: {topic} returns refused records {refused}"
     if topic in journal.routed:
         numbers = [int(data) for data in shown.values() if data != AFTER]
         if any(after <= before for before, after in pairwise(numbers)):
@@ -157,12 +159,12 @@ def _judge_topic(
     missing = {seq: data for seq, data in records.items() if shown.get(seq) != data}
     if missing:
         yield f"{what}: {topic} has lost {missing}"
-    back = {seq: data for seq, data in shown.items() if data in journal.deleted.get(topic, ())}
-    if back:
-        yield f"{what}: {topic} returns deleted records {back}"
+    returned = {seq: data for seq, data in shown.items() if data in journal.deleted.get(topic, ())}
+    if returned:
+        yield f"{what}: {topic} returns deleted records {returned}"
 
 
-def _shown(client: Client, topic: str) -> dict[int, str]:
+def _read_all(client: Client, topic: str) -> dict[int, str]:
     shown: dict[int, str] = {}
     seq, page = 0, client.read(topic)
     while True:
@@ -175,7 +177,7 @@ def _shown(client: Client, topic: str) -> dict[int, str]:
         page = client.read(topic, seq)
 
 
-def _go_on(client: Client, journal: Journal, what: str) -> Iterator[str]:
+def _append_again(client: Client, journal: Journal, what: str) -> Iterator[str]:
     for topic in journal.records.keys() & client.engine.topics.keys():
         first, _ = client.append(topic, f"{AFTER} after")
         if first <= journal.highest.get(topic, 0):
@@ -189,7 +191,7 @@ def _copy(journal: Journal) -> Journal:
     return msgspec.convert(msgspec.to_builtins(journal), Journal)
 
 
-def in_folder(case: Case) -> tuple[list[str], list[str]]:
+def run_in_temporary_folder(case: Case) -> tuple[list[str], list[str]]:
     """Run `run_case` in memory, and remove its files."""
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -197,7 +199,7 @@ def in_folder(case: Case) -> tuple[list[str], list[str]]:
         return run_case(case, Path(folder))
 
 
-def quiet() -> None:
+def disable_logging() -> None:
     """Disable logging, because the shard logs expected errors."""
     structlog.configure(processors=[_drop])
 
@@ -210,15 +212,15 @@ def campaign(_: Path, *, seed: int, first: int, last: int, every: int, only: str
     """Run faults of the calls ``first`` to ``last`` (0: all) in the mode that a finding names, or
     in all modes.
     """
-    quiet()
+    disable_logging()
     summary = Summary(seed)
     modes = [Case(0, *flags) for flags in product((False, True), repeat=3)]
     for mode in (each for each in modes if only in ("", each.mode)):
-        wrong, calls = in_folder(Case(stop=mode.stop, loop=mode.loop))
-        assert not wrong, "without a fault:\n" + "\n".join(wrong)
-        summary.tell(f"{mode.mode}: {len(calls)} calls")
+        errors, calls = run_in_temporary_folder(Case(stop=mode.stop, loop=mode.loop))
+        assert not errors, "without a fault:\n" + "\n".join(errors)
+        summary.print_progress(f"{mode.mode}: {len(calls)} calls")
         for index in range(first, (last or len(calls)) + 1, every):
-            found, _calls = in_folder(replace(mode, index=index))
+            found, _calls = run_in_temporary_folder(replace(mode, index=index))
             summary.counts["runs"] += 1
             summary.problems += found
     return summary

@@ -19,8 +19,8 @@ from topics.storage.data_dir import DataDirectory
 from topics.storage.recovery.shard_recovery import recover
 
 FILE_BYTES = 16 << 10
-ANSWER_S = 20.0
-COPIED_S = 0.1  # after a fault, forwarding may have stopped
+RESPONSE_S = 20.0
+COPY_AFTER_FAULT_S = 0.1  # after a fault, forwarding may have stopped
 # Dests of routers with their classes, each with its source.
 DESTS = {"rf": ("fsync", "f"), "rd": ("disk", "d"), "rr": ("disk", "rf"), "re": ("fsync", "e")}
 
@@ -37,7 +37,7 @@ class Journal:
     classes: dict[str, str] = field(default_factory=dict)
     highest: dict[str, int] = field(default_factory=dict)  # the highest assigned seq
     refused: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)  # acknowledged deletes of topics
+    deleted_topics: set[str] = field(default_factory=set)  # acknowledged deletes of topics
     deleted: dict[str, set[str]] = field(default_factory=dict)
     routed: set[str] = field(default_factory=set)  # dests of routers
     read_only: bool = False
@@ -66,7 +66,7 @@ class WorkloadRun:
                 await self._work()
                 await self._find_space()
                 merged = self.harness.loop.services.sealing.rewriting.merged
-                assert merged or self.disk.failed, "segments are merged"
+                assert merged or self.disk.failed, "no segments were merged"
                 self.journal.read_only = self.harness.loop.context.disk_space.broken is not None
                 nursery.cancel_scope.cancel()
             if stop:
@@ -89,11 +89,11 @@ class WorkloadRun:
             await self._put(dest, durability=durability)
             await self._route(source, dest)
         await self._appends("fdmegc", 3)
-        await self._copies()
+        await self._wait_for_copies()
         await self._burst("d", 4)
         await self._append("d", 3, 4_000)  # streamed
         await self._append("f", 3, 4_000)
-        await self._copies()
+        await self._wait_for_copies()
         await self._round()
         await self._delete_records("f", match="even")
         await self._delete_records("d", before_seq=3)
@@ -107,49 +107,49 @@ class WorkloadRun:
         await self._appends("fdmec", 4)
         await self._delete_records("f", match="even")
         await self._append("d", 2, 6_000)
-        await self._copies()
+        await self._wait_for_copies()
         await self._round()
         await self._checkpoint()
         await self._checkpoint()
         await self._appends("fdc", 3)
-        await self._copies()
+        await self._wait_for_copies()
         await self._put("g", durability="fsync")
         await self._appends("g", 1)
 
     # Steps
 
     async def _put(self, topic: str, **config: Any) -> None:
-        if await self._answer(self.harness.put(topic, **config)) is not None:
+        if await self._response(self.harness.put(topic, **config)) is not None:
             self.journal.classes[topic] = config["durability"]
             self.journal.records.setdefault(topic, {})
-            self.journal.gone.discard(topic)
+            self.journal.deleted_topics.discard(topic)
 
     async def _route(self, source: str, dest: str) -> None:
         params = RouterParams(dest, None, 0)
         body = json_bytes({"source": source, "dest": dest, "create_dest": False})
-        if await self._answer(self.harness.request(ROUTER_PUT, params, body)) is not None:
+        if await self._response(self.harness.request(ROUTER_PUT, params, body)) is not None:
             self.journal.routed.add(dest)
 
-    async def _copies(self) -> None:
+    async def _wait_for_copies(self) -> None:
         """Wait until the copies have arrived, unless a fault prevents them, and read them."""
         for dest in sorted(self.journal.routed):
             source = self.harness.engine.topics.get(DESTS[dest][1])
             topic = self.harness.engine.topics.get(dest)
             if source is None or topic is None or self.harness.log.failed is not None:
                 continue
-            with trio.move_on_after(ANSWER_S if self.disk.failed is None else COPIED_S):
-                while not self._has_come(dest):  # noqa: ASYNC110 - there is no event
+            with trio.move_on_after(RESPONSE_S if self.disk.failed is None else COPY_AFTER_FAULT_S):
+                while not self._has_arrived(dest):  # noqa: ASYNC110 - there is no event
                     await trio.sleep(0.0005)
-            assert self.disk.failed or self._has_come(dest), f"{dest} lags"
+            assert self.disk.failed or self._has_arrived(dest), f"{dest} lags"
             await self._read(dest)
 
-    def _has_come(self, dest: str) -> bool:
+    def _has_arrived(self, dest: str) -> bool:
         topic = self.harness.engine.topics[dest]
         head = self.harness.engine.topics[DESTS[dest][1]].head_seq
         return any(cursor >= head for cursor, _ in (topic.derivations or {}).values())
 
     async def _read(self, dest: str) -> None:
-        page = await self._answer(self.harness.diff(dest, limit=1000, wait_ms=0))
+        page = await self._response(self.harness.diff(dest, limit=1000, wait_ms=0))
         for record in page["records"] if page is not None else ():
             seq, number = record["$seq"], record["data"].split()[0]
             before = self.journal.records[dest].setdefault(seq, number)
@@ -172,14 +172,14 @@ class WorkloadRun:
     async def _append(self, topic: str, count: int, size: int) -> None:
         records = self._records(count, size)
         body = msgspec.json.encode({"records": records, "create": False})
-        self._note(topic, records, await self._answer(self.harness.append_raw(topic, body)))
+        self._note(topic, records, await self._response(self.harness.append_raw(topic, body)))
 
     async def _burst(self, topic: str, count: int) -> None:
         parts = [self._records(1, 300) for _ in range(count)]
         bodies = ({"records": part, "create": False} for part in parts)
         number = self.harness.append_many(topic, *bodies)
         self.harness.loop.end_iteration()
-        with trio.fail_after(ANSWER_S):
+        with trio.fail_after(RESPONSE_S):
             while not self.harness.wire.sent:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.0002)
         try:
@@ -201,28 +201,30 @@ class WorkloadRun:
                 self.journal.records[topic][seq] = record["data"].split()[0]
             self.journal.highest[topic] = seq
 
-    async def _delete_records(self, topic: str, **asked: Any) -> None:
+    async def _delete_records(self, topic: str, **selection: Any) -> None:
         held = self.journal.records.get(topic, {})
-        if await self._answer(self.harness.delete_records(topic, **asked)) is None:
+        if await self._response(self.harness.delete_records(topic, **selection)) is None:
             return
         for seq in list(held):
-            if seq < asked.get("before_seq", 0) or ("match" in asked and int(held[seq]) % 2 == 0):
+            if seq < selection.get("before_seq", 0) or (
+                "match" in selection and int(held[seq]) % 2 == 0
+            ):
                 self.journal.deleted.setdefault(topic, set()).add(held.pop(seq))
 
     async def _delete(self, topic: str) -> None:
-        if await self._answer(self.harness.delete(topic)) is not None:
+        if await self._response(self.harness.delete(topic)) is not None:
             self.journal.records.pop(topic, None)
             self.journal.highest.pop(topic, None)
-            self.journal.gone.add(topic)
+            self.journal.deleted_topics.add(topic)
 
-    async def _answer(self, number: int) -> dict[str, Any] | None:
+    async def _response(self, number: int) -> dict[str, Any] | None:
         """Return the response, or None if it is a refusal."""
         self.harness.loop.end_iteration()
-        with trio.fail_after(ANSWER_S):
+        with trio.fail_after(RESPONSE_S):
             while not (found := self.harness.bodies()):  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.0002)
         ((answered, body),) = found
-        assert answered == number, "one request at a time"
+        assert answered == number, "the response belongs to another request"
         self.journal.answered += 1
         return None if "code" in body else body
 
@@ -243,12 +245,12 @@ class WorkloadRun:
         """Check that a shard that had no free space continues without a restart when the disk works
         again.
         """
-        self.disk.heal()
+        self.disk.stop_failing()
         disk_space = self.harness.loop.context.disk_space
         disk_space.show()
         if self.harness.cells.state == ShardState.NO_ROOM:
-            assert await disk_space.find_space(), "there is room"
+            assert await disk_space.find_space(), "no space was found"
             if "f" in self.journal.records:
                 await self._append("f", 1, 100)
                 refused = str(self._number) in self.journal.refused
-                assert not refused, "there is room, and the shard does not take it"
+                assert not refused, "the shard refuses a write although space is free"

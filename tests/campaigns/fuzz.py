@@ -28,10 +28,10 @@ from tests.campaigns import fuzz_support
 from tests.campaigns.fuzz_inputs import BROKEN, JSON_CHUNKED, PLANES, Case, case
 from tests.campaigns.fuzz_support import (
     SHOWN_BYTES,
-    answers_of,
     check_envelope,
-    messages_of,
-    spoken,
+    exchange,
+    messages_in,
+    responses_in,
 )
 from tests.campaigns.hostile import Bystander, Memory, Probe, run_alongside, watched
 from tests.campaigns.killer import Summary, program
@@ -55,7 +55,7 @@ class Steady:
         self.topic, self.records = f"steady.{plane}.{number}", list[Any]()
         self._path = f"/v0/topics/{self.topic}"
         self._line: Socket | Wire = Socket(address) if plane == "socket" else Wire(address)
-        self.ask = {"data": self._append, "admin": self._put, "socket": self._publish}[plane]
+        self.send_valid = {"data": self._append, "admin": self._put, "socket": self._publish}[plane]
 
     def _record(self, source: random.Random) -> dict[str, Any]:
         return {"number": len(self.records), "filler": "é" * source.choice((0, 10, 3000))}
@@ -65,15 +65,15 @@ class Steady:
         assert isinstance(wire, Wire)
         body = json.dumps({"records": [{"data": record}]}).encode()
         chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-        whole = source.choice(
+        content = source.choice(
             (
                 request("POST", path, body),
                 request("POST", path, gzip.compress(body), "Content-Encoding: gzip"),
                 request("POST", path, None, *JSON_CHUNKED) + chunks,
             )
         )
-        at = source.randrange(1, len(whole))
-        wire.send(whole[:at], whole[at:])
+        at = source.randrange(1, len(content))
+        wire.send(content[:at], content[at:])
         answer = wire.answer()
         self.records.append(record)
         count = len(self.records)
@@ -108,17 +108,17 @@ class Steady:
 
 @dataclass
 class Findings(fuzz_support.Findings):
-    """``stored``: acknowledged records by topic. ``unsaid``: publishes without a response."""
+    """``stored``: acknowledged records by topic. ``unanswered``: publishes without a response."""
 
     stored: Stored = field(default_factory=dict)
-    unsaid: int = 0
+    unanswered: int = 0
     steady: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, other: Findings) -> None:
         super().add(other)
         for topic, count in other.stored.items():
             self.stored[topic] = self.stored.get(topic, 0) + count
-        self.unsaid += other.unsaid
+        self.unanswered += other.unanswered
         self.steady |= other.steady
 
 
@@ -131,50 +131,50 @@ class Worker(fuzz_support.Worker[Findings]):
         self._number, self._plane = number, PLANES[number % len(PLANES)]
         self._steady = Steady(address, self._plane, number)
 
-    def one(self) -> None:
+    def send_case(self) -> None:
         sent = case(self.source, self._plane, self._number)
         try:
-            self._judge(sent, spoken(self.address, sent.pieces(), self.source))
+            self._check(sent, exchange(self.address, sent.fragments(), self.source))
         except FAILURES as error:
             shown = f"{sent.wire[:SHOWN_BYTES]!r} in fragments that end at {sent.cuts}"
             what = f"{type(error).__name__}: {error}\n  {shown}"
             self.problem(f"{sent.kind}: {sent.name}: {what}")
         if self.findings.sent % STEADY_EVERY == 0:
             try:
-                self._steady.ask(self.source)
+                self._steady.send_valid(self.source)
             except FAILURES as error:
-                self.problem(f"then a valid request: {type(error).__name__}: {error}")
+                self.problem(f"a valid request afterwards: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
         self.findings.steady = {self._steady.topic: self._steady.records}
 
-    def _judge(self, sent: Case, check_response: bytes) -> None:
+    def _check(self, sent: Case, received: bytes) -> None:
         acks = 0
-        for answer in answers_of(check_response):
+        for answer in responses_in(received):
             status = answer.status
             self.findings.outcomes[f"{self._plane} {sent.kind} {status}"] += 1
             assert status != 500, answer
             if status == 101:
-                acks = self._judge_frames(sent, answer)
+                acks = self._check_frames(sent, answer)
             elif status >= 300:
                 check_envelope(answer)
             elif status >= 200:
                 assert sent.kind != BROKEN, f"malformed, but the response is {answer}"
                 if answer.body.startswith(b"{"):
-                    self._note(answer.json())
-        self.findings.unsaid += max(0, sent.publishes - acks)
+                    self._record_stored(answer.json())
+        self.findings.unanswered += max(0, sent.publishes - acks)
 
-    def _judge_frames(self, sent: Case, answer: Answer) -> int:
+    def _check_frames(self, sent: Case, answer: Answer) -> int:
         acks = 0
-        for message in messages_of(answer.body):
+        for message in messages_in(answer.body):
             assert message["op"] != "error" or message["code"] != "internal", message
             if message["op"] == "ack":
                 assert sent.kind != BROKEN, f"malformed, but acknowledged: {message}"
-                self._note(message)
+                self._record_stored(message)
                 acks += 1
         return acks
 
-    def _note(self, document: dict[str, Any]) -> None:
+    def _record_stored(self, document: dict[str, Any]) -> None:
         """Record the records that an append has stored, or the topic that a PUT has created."""
         if "created" in document:
             count = document["count"] if "last_seq" in document and not document["deduped"] else 0
@@ -185,7 +185,7 @@ class Worker(fuzz_support.Worker[Findings]):
 def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Findings:
     """Run all workers in a separate process."""
     workers = [Worker(address, seed, number) for number in range(WORKERS)]
-    return fuzz_support.together(workers, seconds, rate, Findings())
+    return fuzz_support.run_workers(workers, seconds, rate, Findings())
 
 
 def check_stored(server: Server, findings: Findings) -> None:
@@ -201,13 +201,17 @@ def check_stored(server: Server, findings: Findings) -> None:
             if seen != records:
                 findings.problems.append(f"{topic} does not contain the stored records")
     for topic in found.keys() | findings.stored.keys():
-        told, held = findings.stored.get(topic), found.get(topic)
-        if held is None or topic.startswith("never."):
-            findings.problems.append(f"{topic}: {told} records acknowledged, {held} held")
-        elif held != told:
-            findings.unsaid -= abs(held - (told or 0)) or 1
-            if findings.unsaid < 0 or held < (told or 0):
-                findings.problems.append(f"{topic}: {told} records acknowledged, {held} held")
+        acknowledged, stored_count = findings.stored.get(topic), found.get(topic)
+        if stored_count is None or topic.startswith("never."):
+            findings.problems.append(
+                f"{topic}: {acknowledged} records acknowledged, {stored_count} stored"
+            )
+        elif stored_count != acknowledged:
+            findings.unanswered -= abs(stored_count - (acknowledged or 0)) or 1
+            if findings.unanswered < 0 or stored_count < (acknowledged or 0):
+                findings.problems.append(
+                    f"{topic}: {acknowledged} records acknowledged, {stored_count} stored"
+                )
 
 
 def fuzz(
@@ -217,8 +221,8 @@ def fuzz(
     same time.
     """
     with watched(server) as memory, run_alongside(server, Probe) as probe:
-        findings = fuzz_support.apart(work, server, seed, seconds, rate)
-    findings.problems += probe.trouble
+        findings = fuzz_support.run_in_process(work, server, seed, seconds, rate)
+    findings.problems += probe.problems
     check_stored(server, findings)
     return findings, probe, memory
 
@@ -232,8 +236,10 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summa
         run_alongside(other, Probe) as control,
     ):
         findings, probe, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
-    summary.tell(f"probe: {probe}\nprobe of another server at the same time: {control}")
-    summary.tell(f"memory: {memory}; {len(findings.stored)} topics created by mutated requests")
+    summary.print_progress(f"probe: {probe}\nprobe of another server at the same time: {control}")
+    summary.print_progress(
+        f"memory: {memory}; {len(findings.stored)} topics created by mutated requests"
+    )
     summary.counts = findings.outcomes
     summary.counts["connections"] = findings.sent
     summary.counts["records between them"] = sum(map(len, findings.steady.values()))

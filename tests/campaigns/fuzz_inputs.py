@@ -41,7 +41,7 @@ class Case:
     cuts: tuple[int, ...]
     publishes: int = 0  # over a WebSocket; the close of the connection may overtake their responses
 
-    def pieces(self) -> list[bytes]:
+    def fragments(self) -> list[bytes]:
         ends = [*self.cuts, len(self.wire)]
         return [
             self.wire[start:end]
@@ -58,10 +58,10 @@ def case(source: random.Random, plane: str, worker: int) -> Case:
     elif kind == BROKEN:
         name, wire = _broken(source, plane, worker)
     else:
-        whole = source.choice(
+        content = source.choice(
             _data_requests(worker) if plane == "data" else _admin_requests(worker)
         )
-        name, wire = "request", mutated(source, whole)
+        name, wire = "request", mutated(source, content)
     most = min(max(len(wire) - 1, 0), source.choice((0, 0, 1, 3, 40)))
     cuts = sorted(source.sample(range(1, max(len(wire), 1)), most))
     return Case(kind, name, wire, tuple(cuts), publishes)
@@ -76,8 +76,8 @@ def _broken(source: random.Random, plane: str, worker: int) -> tuple[str, bytes]
         if plane == "data"
         else ("PUT", f"/v0/routers/never.{worker}", ROUTER)
     )
-    whole = request(method, path, body)
-    packed = gzip.compress(body, mtime=0)
+    content = request(method, path, body)
+    compressed = gzip.compress(body, mtime=0)
 
     def framed(framing: bytes, rest: bytes = body) -> bytes:
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -87,7 +87,7 @@ def _broken(source: random.Random, plane: str, worker: int) -> tuple[str, bytes]
         return framed(f"Content-Length: {text}".encode())
 
     def with_field(field: bytes) -> bytes:
-        return whole.replace(b"\r\n", b"\r\n" + field + b"\r\n", 1)
+        return content.replace(b"\r\n", b"\r\n" + field + b"\r\n", 1)
 
     choice, many = source.choice, (1, 2, 1000, 10**6, 10**9, 10**17)
     x, lengths = bytes([source.randrange(32)]), ("", "-1", "+5", "0x1f", "1e3", "5, 5", "٣", "nan")
@@ -95,7 +95,7 @@ def _broken(source: random.Random, plane: str, worker: int) -> tuple[str, bytes]
     chunked = request(method, path, None, *JSON_CHUNKED)
     kinds: dict[str, bytes] = {
         "hostile": malformed(source),
-        "cut": whole[: source.randint(1, len(whole) - 1)],
+        "cut": content[: source.randint(1, len(content) - 1)],
         "too short a length": length(str(source.randint(1, len(body) - 1))),
         "too long a length": length(str(len(body) + choice(many))),
         "no length": length(choice((*lengths, "9" * 40))),
@@ -103,12 +103,12 @@ def _broken(source: random.Random, plane: str, worker: int) -> tuple[str, bytes]
         "both framings": with_field(b"Transfer-Encoding: chunked"),
         "another coding": framed(b"Transfer-Encoding: " + choice(CODINGS)),
         "two hosts": with_field(b"Host: localhost"),
-        "no host": whole.replace(b"Host: localhost\r\n", b""),
-        "a foreign host": whole.replace(b"Host: localhost", b"Host:" + choice(HOSTS)),
+        "no host": content.replace(b"Host: localhost\r\n", b""),
+        "a foreign host": content.replace(b"Host: localhost", b"Host:" + choice(HOSTS)),
         "a bad octet in a field": with_field(b"X-A: a" + choice(BAD_OCTETS) + b"b"),
         "a bad field name": with_field(choice(BAD_NAMES)),
-        "a bad line": re.sub(rb"^(\S+) (\S+) (\S+)", choice(LINES), whole, count=1),
-        "another version": whole.replace(b"HTTP/1.1", choice(VERSIONS)),
+        "a bad line": re.sub(rb"^(\S+) (\S+) (\S+)", choice(LINES), content, count=1),
+        "another version": content.replace(b"HTTP/1.1", choice(VERSIONS)),
         "the preface": PREFACE + source.randbytes(source.randint(0, 200)),
         "a long head": with_field(b"X-A: " + b"a" * source.randint(66_000, 90_000)),
         "bad UTF-8": request(method, path, body.replace(b"x", choice(BAD_UTF8), 1)),
@@ -116,8 +116,10 @@ def _broken(source: random.Random, plane: str, worker: int) -> tuple[str, bytes]
         "bad JSON": request(method, path, body[:-1] + choice(BAD_ENDS)),
         "deep JSON": request(method, path, body[:-1] + deep),
         "bad chunks": chunked + _bad_chunks(source, body),
-        "bad gzip": request(method, path, _hurt(source, packed), GZIPPED),
-        "cut gzip": request(method, path, packed[: source.randint(1, len(packed) - 1)], GZIPPED),
+        "bad gzip": request(method, path, _corrupted(source, compressed), GZIPPED),
+        "cut gzip": request(
+            method, path, compressed[: source.randint(1, len(compressed) - 1)], GZIPPED
+        ),
     }
     name = choice(sorted(kinds))
     return name, kinds[name]
@@ -160,10 +162,12 @@ def _bad_chunks(source: random.Random, body: bytes) -> bytes:
     )
 
 
-def _hurt(source: random.Random, packed: bytes) -> bytes:
+def _corrupted(source: random.Random, compressed: bytes) -> bytes:
     """Return the bytes with one flipped bit in the checksum or the length."""
-    at = len(packed) - 1 - source.randrange(8)
-    return packed[:at] + bytes([packed[at] ^ 1 << source.randrange(8)]) + packed[at + 1 :]
+    at = len(compressed) - 1 - source.randrange(8)
+    return (
+        compressed[:at] + bytes([compressed[at] ^ 1 << source.randrange(8)]) + compressed[at + 1 :]
+    )
 
 
 # HTTP: well-formed, then mutated
@@ -171,14 +175,14 @@ def _hurt(source: random.Random, packed: bytes) -> bytes:
 
 def _data_requests(worker: int) -> list[bytes]:
     path = f"/v0/topics/maybe.fast.{worker}"
-    packed = gzip.compress(RECORDS, mtime=0)
+    compressed = gzip.compress(RECORDS, mtime=0)
     first, rest = RECORDS[:20], RECORDS[20:]
     chunks = b"14;x=y\r\n%b\r\n%x\r\n%b\r\n0\r\na: b\r\n\r\n" % (first, len(rest), rest)
     return [
         request("POST", path, RECORDS),
         request("POST", f"http://localhost{path}?return_seqs=false", RECORDS),
         request("POST", path, None, *JSON_CHUNKED) + chunks,
-        request("POST", path, packed, "Content-Encoding: gzip"),
+        request("POST", path, compressed, "Content-Encoding: gzip"),
         request(
             "POST", f"{path}/diff", b'{"from_seq":0,"limit":2,"node":["n"],"tag":["Glob","t*"]}'
         ),
@@ -279,8 +283,8 @@ def _good_frames(source: random.Random, worker: int) -> tuple[bytes, bool]:
 
 
 def _broken_frames(source: random.Random, worker: int) -> tuple[str, bytes]:
-    asked = {"op": "publish", "topic": f"never.{worker}", "records": [{"data": "x"}]}
-    text = json.dumps(asked | {"request_id": "n"}).encode()
+    command = {"op": "publish", "topic": f"never.{worker}", "records": [{"data": "x"}]}
+    text = json.dumps(command | {"request_id": "n"}).encode()
     mask, choice = _mask(source), source.choice
 
     def frame(opcode: int, payload: bytes, **more: Any) -> bytes:

@@ -61,12 +61,12 @@ class Worker(threading.Thread, Generic[Found]):
                 time.sleep(max(0.0, due - time.monotonic()))
                 due = max(due + self.pause_s, time.monotonic() - 1)
                 self.findings.sent += 1
-                self.one()
+                self.send_case()
             self.finish()
         except Exception:  # an exception in a thread would otherwise be lost
             self.problem(f"died:\n{traceback.format_exc()}")
 
-    def one(self) -> None:
+    def send_case(self) -> None:
         """Send one case."""
         raise NotImplementedError
 
@@ -77,7 +77,9 @@ class Worker(threading.Thread, Generic[Found]):
         self.findings.problems.append(f"{self.name}, case {self.findings.sent}: {text}")
 
 
-def together(workers: Sequence[Worker[Found]], seconds: float, rate: float, into: Found) -> Found:
+def run_workers(
+    workers: Sequence[Worker[Found]], seconds: float, rate: float, into: Found
+) -> Found:
     """Run all workers at ``rate`` cases per second."""
     for worker in workers:
         worker.until, worker.pause_s = time.monotonic() + seconds, len(workers) / rate
@@ -88,7 +90,7 @@ def together(workers: Sequence[Worker[Found]], seconds: float, rate: float, into
     return into
 
 
-def apart(work: Callable[..., Found], server: Server, *arguments: Any) -> Found:
+def run_in_process(work: Callable[..., Found], server: Server, *arguments: Any) -> Found:
     """Run the workers in another process, and watch the server's processes."""
     roles, logged = server.roles(), len(server.log.events()) if server.log else 0
     findings = in_a_process(work, server.address, *arguments)
@@ -102,32 +104,32 @@ def apart(work: Callable[..., Found], server: Server, *arguments: Any) -> Found:
     return findings
 
 
-def spoken(address: tuple[str, int], pieces: Sequence[bytes], source: random.Random) -> bytes:
+def exchange(address: tuple[str, int], fragments: Sequence[bytes], source: random.Random) -> bytes:
     """Send all bytes on a new connection, shut down the sending side, and return all received
     bytes.
     """
-    began, slowly = time.monotonic(), source.random() < 0.3
+    began, is_slow = time.monotonic(), source.random() < 0.3
     with Wire(address, timeout_s=END_S) as wire:
         try:
-            for piece in pieces:
-                wire.send(piece)
-                if slowly:
+            for fragment in fragments:
+                wire.send(fragment)
+                if is_slow:
                     time.sleep(0.0005)  # so that the fragments arrive separately
             wire.half_close()
         except OSError as error:  # refused before everything was sent
             if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
                 raise
-        check_response = wire.rest()
+        received = wire.rest()
     took = time.monotonic() - began
     assert took < END_S, f"the connection took {took:.1f} s to end"
-    return check_response
+    return received
 
 
 class _RecordingWire(Wire):
     """Parses bytes of responses that were already received."""
 
-    def __init__(self, check_response: bytes) -> None:
-        self._buffer, self._unanswered = bytearray(check_response), deque()
+    def __init__(self, received: bytes) -> None:
+        self._buffer, self._unanswered = bytearray(received), deque()
 
     def _receive(self) -> bool:
         return False
@@ -136,16 +138,16 @@ class _RecordingWire(Wire):
 class _RecordingSocket(Socket):
     """Parses WebSocket frames that were already received."""
 
-    def __init__(self, check_response: bytes) -> None:
-        self._buffer = bytearray(check_response)
+    def __init__(self, received: bytes) -> None:
+        self._buffer = bytearray(received)
 
     def _receive(self) -> bool:
         return False
 
 
-def answers_of(check_response: bytes) -> list[Answer]:
+def responses_in(received: bytes) -> list[Answer]:
     """Return the complete responses on a connection. Bytes after a 101 belong to it."""
-    wire, found = _RecordingWire(check_response), list[Answer]()
+    wire, found = _RecordingWire(received), list[Answer]()
     while wire._buffer:
         answer = wire.answer()
         found.append(Answer(101, answer.headers, wire.rest()) if answer.status == 101 else answer)
@@ -161,11 +163,11 @@ def check_envelope(answer: Answer) -> None:
     assert {"code", "message"} <= members <= {"code", "message", "detail"}, document
 
 
-def messages_of(check_response: bytes) -> list[dict[str, Any]]:
+def messages_in(received: bytes) -> list[dict[str, Any]]:
     """Return the text messages among a server's frames. Each frame must be complete and
     well-formed.
     """
-    frames, found = _RecordingSocket(check_response), []
+    frames, found = _RecordingSocket(received), []
     while frames._buffer:
         frame = frames.receive()
         assert frame.fin, frame

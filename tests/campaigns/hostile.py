@@ -2,7 +2,7 @@
 
 Runs as a program: ``python -m tests.campaigns.hostile --kinds streams --clients 1000``. A crowd of
 one kind (`crowd`) loads a server for some time, and no request of another client may be refused.
-With ``--clients 17000 --room 16384`` a crowd tries to use all connections of a front.
+With ``--clients 17000 --connections 16384`` a crowd tries to use all connections of a front.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.support.server import Server, rss_bytes
 MIB = 2**20
 FILES_RESERVED = 128  # descriptors of a front that are not for clients
 # Kinds that have no key, or send no complete request with one, and take all connections.
-UNKNOWN = (
-    *("idle", "heads", "refused", "bodiless", "bodies", "headed", "beginnings", "strangers"),
+WITHOUT_KEY = (
+    *("idle", "heads", "refused", "bodiless", "bodies", "headed", "partial", "wrong-keys"),
     *("unread", "leaving"),
 )
 KINDS = (
-    *("nodes", "answers", "streams", "trickles", "churning", "works", "sockets", "echoes"),
-    *("messages", "chunks", "prefixes", "visitors", *UNKNOWN),
+    *("nodes", "responses", "streams", "trickles", "churning", "works", "sockets", "echoes"),
+    *("messages", "chunks", "prefixes", "visitors", *WITHOUT_KEY),
 )
 SAMPLE_S = 0.01
 CONNECT_S = 60.0  # until all clients of a crowd have connected once, in addition to `seconds`
@@ -46,7 +46,7 @@ class Memory:
         self.samples = {role: [rss_bytes(pid)] for role, pid in roles.items()}
 
     @property
-    def rise(self) -> dict[str, int]:
+    def growth(self) -> dict[str, int]:
         """Return how far each process rose above its first sample."""
         return {role: max(found) - found[0] for role, found in self.samples.items()}
 
@@ -62,8 +62,8 @@ class Memory:
         }
 
     def __str__(self) -> str:
-        rises = sorted(self.rise.items())
-        return ", ".join(f"{role} +{rise / MIB:.1f} MiB" for role, rise in rises)
+        rises = sorted(self.growth.items())
+        return ", ".join(f"{role} +{growth / MIB:.1f} MiB" for role, growth in rises)
 
 
 @contextlib.contextmanager
@@ -98,22 +98,22 @@ class Bystander(threading.Thread):
         self._server = server
         self._done = threading.Event()
         self.took_ms: list[float] = []
-        self.trouble: list[str] = []
+        self.problems: list[str] = []
 
     def run(self) -> None:
         with Api(self._server.address, token=self.token) as api:
             while not self._done.wait(0.005):
                 sent = time.perf_counter()
                 try:
-                    answer = self.ask(api)
+                    answer = self.send_request(api)
                     problem = "" if answer.status in (200, 201) else str(answer)
                 except OSError as failure:
                     problem = repr(failure)
                 self.took_ms.append((time.perf_counter() - sent) * 1000)
                 if problem:
-                    self.trouble.append(problem)
+                    self.problems.append(problem)
 
-    def ask(self, api: Api) -> Answer:
+    def send_request(self, api: Api) -> Answer:
         """Send one small request."""
         return api.append("bystander", 1)
 
@@ -137,7 +137,7 @@ class Neighbour(Bystander):
 
     token = OTHER
 
-    def ask(self, api: Api) -> Answer:
+    def send_request(self, api: Api) -> Answer:
         """Send one small request."""
         if len(self.took_ms) % 2:
             return api.diff("bystander", from_seq=0, limit=10)
@@ -150,20 +150,20 @@ class Visitor(Neighbour):
     has been idle longest. Such an attempt is not counted.
     """
 
-    def ask(self, api: Api) -> Answer:
+    def send_request(self, api: Api) -> Answer:
         """Send one small request."""
         for _ in range(2):
             api.close()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                return super().ask(api)
+                return super().send_request(api)
         api.close()
-        return super().ask(api)
+        return super().send_request(api)
 
 
 class Probe(Bystander):
     """A bystander that only requests the health of the server."""
 
-    def ask(self, api: Api) -> Answer:
+    def send_request(self, api: Api) -> Answer:
         return api.call("GET", "/v0/health")
 
 
@@ -227,17 +227,17 @@ def malformed(source: random.Random) -> bytes:
     return source.choice(kinds)
 
 
-def pile_up_answers(server: Server, requests: int, hold_s: float = 2.0) -> int:
+def pile_up_responses(server: Server, requests: int, hold_s: float = 2.0) -> int:
     """Request large responses without reading them, and keep the connection open. Return the number
     of requests that the server read before it stopped.
     """
     with Api(server.address) as api:
         ok(api.append("piled", *["x" * (MIB - 64)] * 4), 201)
     with Wire(server.address, timeout_s=2) as wire:
-        ask = request("POST", "/v0/topics/piled/diff", b'{"max_batch_bytes":8388608}')
+        diff = request("POST", "/v0/topics/piled/diff", b'{"max_batch_bytes":8388608}')
         for number in range(requests):
             try:
-                wire.send(ask)
+                wire.send(diff)
             except OSError:
                 return number
         time.sleep(hold_s)  # an unread response uses memory only while its connection is open
@@ -258,27 +258,32 @@ class Cost:
     newcomers: Bystander
 
     @property
-    def trouble(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Return the refused requests of other clients."""
-        return [*self.others.trouble, *self.newcomers.trouble]
+        return [*self.others.problems, *self.newcomers.problems]
 
     def __str__(self) -> str:
         return (
-            f"{self.kind}: {self.made} clients came, the server ended {self.ended};"
+            f"{self.kind}: {self.made} clients connected, the server disconnected {self.ended};"
             f" {self.memory}; others {self.others}; on new connections {self.newcomers};"
-            f" {len(self.trouble)} refused; load {os.getloadavg()[0]:.1f}"
+            f" {len(self.problems)} refused; load average {os.getloadavg()[0]:.1f}"
         )
 
 
-def bother(
-    directory: Path, kind: str, clients: int, seconds: float, room: int = 0, **settings: object
+def measure_crowd(
+    directory: Path,
+    kind: str,
+    clients: int,
+    seconds: float,
+    connections: int = 0,
+    **settings: object,
 ) -> Cost:
-    """Run a crowd of one kind against a new server. ``room`` is the number of connections
+    """Run a crowd of one kind against a new server. ``connections`` is the number of connections
     that the server accepts, by default three quarters of the crowd.
     """
     server = Server(directory / kind, shards=1, api_keys=KEYS, **settings)
-    if kind in UNKNOWN:
-        most = f"ulimit -n {FILES_RESERVED + (room or clients * 3 // 4)}"
+    if kind in WITHOUT_KEY:
+        most = f"ulimit -n {FILES_RESERVED + (connections or clients * 3 // 4)}"
         server.zygote = None
         server.command = ["sh", "-c", f'{most} && exec "$@"', "sh", *server.command]
     with server:
@@ -301,17 +306,19 @@ def bother(
 
 
 def campaign(
-    data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float, room: int
+    data_dir: Path, *, seed: int, kinds: str, clients: int, seconds: float, connections: int
 ) -> Summary:
     """Run crowds of these kinds sequentially and report their effects."""
     summary = Summary(seed)
     for kind in kinds.split(","):
-        cost = bother(data_dir.parent, kind, clients, seconds, room)
-        summary.tell(str(cost))
-        summary.problems += [f"{kind}: {said}" for said in cost.trouble[:3]]
+        cost = measure_crowd(data_dir.parent, kind, clients, seconds, connections)
+        summary.print_progress(str(cost))
+        summary.problems += [f"{kind}: {problem}" for problem in cost.problems[:3]]
         summary.counts[kind] = cost.made
     return summary
 
 
 if __name__ == "__main__":
-    sys.exit(program(__doc__, campaign, kinds=",".join(KINDS), clients=1000, seconds=40.0, room=0))
+    sys.exit(
+        program(__doc__, campaign, kinds=",".join(KINDS), clients=1000, seconds=40.0, connections=0)
+    )

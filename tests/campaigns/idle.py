@@ -9,7 +9,7 @@ reconnect and wait in the listen queue until the next front accepts them.
 These conditions must hold:
 
 - every stream opens, also when all clients reconnect, and the server closes none; slow connections
-  are closed or may continue; every client gets a response, but a dying front may reset some clients
+  are closed or stay open; every client gets a response, but a dying front may reset some clients
 - all appends of the writer succeed; its p99 is reported alone and alongside the crowd
 - after the crowd has disconnected, the front has the same number of descriptors as before, the
   metrics count no stream, and all slots are free; the cap equals the size of the crowd, which could
@@ -32,7 +32,7 @@ from tests.support.server import Server, kill_one, open_files, rss_bytes
 from topics.process.children import raise_file_limit
 
 SPARE_FILES = 500  # descriptors of a front for links, listeners and the writer
-BACK_S = 20.0  # for the front to detect that all clients have disconnected
+RECOVERY_MAX_S = 20.0  # for the front to detect that all clients have disconnected
 AIM_MS = 10.0  # the permitted increase of the writer's p99 by the crowd
 
 
@@ -52,10 +52,10 @@ class Trial:
         self._write("alone")
         self.connect(remote, "open", streams)
         self._write("alongside the crowd")
-        self.connect(remote, "again", streams, again=True)
+        self.connect(remote, "reconnect", streams, again=True)
         held = remote.command("report")
         used, clients = rss_bytes(self._front) - rss, held.connected.total()
-        self._summary.tell(
+        self._summary.print_progress(
             f"front: {open_files(self._front)} descriptors, before {files}; {used / MIB:+.0f} MiB,"
             f" {used / max(1, clients) / 1024:.1f} KiB for each connection;"
             f" {held.ended['slow']} slow connections were closed"
@@ -75,14 +75,14 @@ class Trial:
         with run_alongside(self._server) as writer:
             state = remote.command("connect", again)
         p50, p99, _, most = quantiles_ms([ms / 1000 for ms in state.first_byte_ms] or [0])
-        self._summary.tell(
+        self._summary.print_progress(
             f"{how}: first byte p50 {p50:.1f} p99 {p99:.1f} max {most:.1f} ms; writer {writer}"
         )
         if state.statuses != {"200": clients} or state.lost:
             self._summary.problems.append(
                 f"{how}: {state.statuses} of {clients}, {state.lost} lost"
             )
-        self._summary.problems += writer.trouble[:3]
+        self._summary.problems += writer.problems[:3]
         return state
 
     def _write(self, how: str) -> None:
@@ -90,17 +90,17 @@ class Trial:
         with run_alongside(self._server) as writer:
             time.sleep(self._seconds)
         share = (cpu_s(self._front) - cpu) / self._seconds
-        self._summary.tell(f"writer {how}: {writer}; front {share:.0%} of a core")
-        self._summary.problems += writer.trouble[:3]
+        self._summary.print_progress(f"writer {how}: {writer}; front {share:.0%} of a core")
+        self._summary.problems += writer.problems[:3]
         self._took_ms[how] += writer.took_ms
 
     def _wait_recovered(self, files: int) -> None:
         """Wait until the front has closed every connection, and the metrics report this."""
         began = time.monotonic()
         while (left := open_files(self._front) - files) > 0 or self._stream_count() > 0:
-            if time.monotonic() - began > BACK_S:
-                wrong = f"{left} descriptors stay open, {self._stream_count()} streams reported"
-                self._summary.problems.append(wrong)
+            if time.monotonic() - began > RECOVERY_MAX_S:
+                problem = f"{left} descriptors stay open, {self._stream_count()} streams reported"
+                self._summary.problems.append(problem)
                 return
             time.sleep(0.05)
 
@@ -115,7 +115,7 @@ class Trial:
     def finish(self) -> None:
         alone, crowded = (quantiles_ms([ms / 1000 for ms in t])[1] for t in self._took_ms.values())
         text = f"p99 of the writer: {alone:.1f} ms alone, {crowded:.1f} ms alongside the crowd"
-        self._summary.tell(text)
+        self._summary.print_progress(text)
         if crowded > alone + AIM_MS:
             self._summary.problems.append(f"{text}; the limit is {AIM_MS:.0f} ms more")
 
@@ -124,15 +124,17 @@ def killed(server: Server, clients: int, summary: Summary) -> None:
     """Kill the front of keep-alive clients, which reconnect immediately. The next front must serve
     them.
     """
-    with crowd(server.address, {"askers": clients}) as remote:
+    with crowd(server.address, {"keep-alive": clients}) as remote:
         remote.command("connect", False)
         kill_one(server.roles()["front 0"])
         state = remote.command("connect", True)
         if {*state.statuses} - {"200"}:
             summary.problems.append(f"killed: {state.statuses} of {clients}")
         p50, _, _, most = quantiles_ms([ms / 1000 for ms in state.first_byte_ms] or [0])
-        summary.tell(f"killed: first byte p50 {p50:.1f} max {most:.1f} ms, {state.lost} reset")
-        summary.counts["answered after a kill"] = state.statuses["200"]
+        summary.print_progress(
+            f"killed: first byte p50 {p50:.1f} max {most:.1f} ms, {state.lost} reset"
+        )
+        summary.counts["responses after a kill"] = state.statuses["200"]
 
 
 def campaign(

@@ -16,7 +16,7 @@ from tests.support.server import Server, kill_one
 from topics.storage.verify import Finding, verify_directory
 
 EVERYTHING = "everything"
-BACK_S = 20.0  # limit of a campaign; test_kill.py measures how fast a single shard restarts
+RESTART_MAX_S = 20.0  # limit of a campaign; test_kill.py measures how fast a single shard restarts
 
 
 class Killer:
@@ -24,8 +24,8 @@ class Killer:
     role. Outages that were not waited for are not recorded.
     """
 
-    def __init__(self, server: Server, shards: int, dice: random.Random) -> None:
-        self._server, self._shards, self.dice = server, shards, dice
+    def __init__(self, server: Server, shards: int, rng: random.Random) -> None:
+        self._server, self._shards, self.rng = server, shards, rng
         self.outages_s: dict[str, list[float]] = {}
         self.kills: Counter[str] = Counter()
 
@@ -33,18 +33,18 @@ class Killer:
         """Kill a random process. In most cases wait until it is replaced; sometimes the next kill
         happens before that.
         """
-        roles = self._server.wait_roles(self._shards + 1, BACK_S)
-        role = self.dice.choice([*sorted(roles), EVERYTHING])
+        roles = self._server.wait_roles(self._shards + 1, RESTART_MAX_S)
+        role = self.rng.choice([*sorted(roles), EVERYTHING])
         self.kills[role] += 1
         killed_at = time.monotonic()
         if role == EVERYTHING:
             self._server.kill()
             # this process is busy, so it detects the exits late
             killed_at = time.monotonic()
-            self._server.start(BACK_S)
+            self._server.start(RESTART_MAX_S)
         else:
             kill_one(roles[role])
-            if self.dice.random() < 0.2:
+            if self.rng.random() < 0.2:
                 return
             self._wait_replaced(role, roles[role])
         self.outages_s.setdefault(role, []).append(time.monotonic() - killed_at)
@@ -57,25 +57,25 @@ class Killer:
         return f"killed {killed}; longest outages: {longest}"
 
     def _wait_replaced(self, role: str, old: int) -> None:
-        deadline = time.monotonic() + BACK_S
+        deadline = time.monotonic() + RESTART_MAX_S
         while self._server.roles().get(role, old) == old:
             assert time.monotonic() < deadline, (
-                f"{role} was not replaced within {BACK_S} s:\n{self._server.log_tail}"
+                f"{role} was not replaced within {RESTART_MAX_S} s:\n{self._server.log_tail}"
             )
             time.sleep(0.005)
-        self._server.wait_ready(BACK_S)
+        self._server.wait_ready(RESTART_MAX_S)
 
 
 @dataclass(slots=True)
 class Summary:
-    """The actions and findings of a campaign. Its text is the report."""
+    """The actions and findings of a campaign. `str` returns the report."""
 
     seed: int
     killed: str = "no kills"
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    def tell(self, line: str) -> None:
+    def print_progress(self, line: str) -> None:
         """Print the progress of a long campaign."""
         print(line, flush=True)
 
@@ -86,7 +86,7 @@ class Summary:
 
 
 def deaths_by_themselves(server: Server) -> list[str]:
-    """Return the crashes in the log that no kill caused. A start may find a directory missing."""
+    """Return the crashes in the log that no kill caused, except those of a lost data directory."""
     events = server.log.events() if server.log else []
     lost = {event["pid"] for event in events if event.get("event") == "data directory lost"}
     return [
@@ -108,7 +108,7 @@ def damage(data_dir: Path, shards: int) -> list[str]:
 
 
 def program(
-    doc: str | None,
+    description: str | None,
     campaign: Callable[..., Summary],
     wanted: Sequence[str] = (),
     /,
@@ -119,19 +119,21 @@ def program(
     because the campaign then proves nothing.
     """
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
+    parser = argparse.ArgumentParser(description=description, formatter_class=raw)
     for name, default in (options | {"seed": time.time_ns() % 1_000_000}).items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=type(default), default=default, help=f"default {default}")
-    asked = vars(parser.parse_args())
+    arguments = vars(parser.parse_args())
     with tempfile.TemporaryDirectory(prefix="topics-campaign-") as directory:
         try:
-            summary = campaign(Path(directory) / "data", **asked)
+            summary = campaign(Path(directory) / "data", **arguments)
         except BaseException:
-            print(f"seed {asked['seed']}: the campaign did not finish", file=sys.stderr)
+            print(f"seed {arguments['seed']}: the campaign did not finish", file=sys.stderr)
             raise
     summary.problems += [
-        f"the campaign is not conclusive: no {what}" for what in wanted if not summary.counts[what]
+        f"the campaign is not conclusive, because it had no {what}"
+        for what in wanted
+        if not summary.counts[what]
     ]
     print(summary)
     return 1 if summary.problems else 0

@@ -50,7 +50,9 @@ class Lossy:
         command = [sys.executable, CRASHSTATES, "mount", *where]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        assert self._process.stdout.readline().startswith(b"mounted"), "it was not mounted"
+        assert self._process.stdout.readline().startswith(b"mounted"), (
+            "the file system was not mounted"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -76,14 +76,14 @@ def request_of(topic: str, token: str, *, pushes: bool) -> bytes:
 
 def plan_of(number: int, *, greedy: bool, pushes: bool) -> Plan:
     """Return the plan of client ``number``. All clients together are spread over the topics."""
-    topic, turn = topic_of(number % len(PRIORITIES)), number // len(PRIORITIES)
-    # Every twentieth client is greedy, and there are twenty topics. ``turn`` is added so that the
-    # greedy clients use different topics.
-    if greedy and (number + turn) % GREEDY_INTERVAL == GREEDY_INTERVAL - 1:
+    topic, round_number = topic_of(number % len(PRIORITIES)), number // len(PRIORITIES)
+    # Every twentieth client is greedy, and there are twenty topics. ``round_number`` is added so
+    # that the greedy clients use different topics.
+    if greedy and (number + round_number) % GREEDY_INTERVAL == GREEDY_INTERVAL - 1:
         manner, token = Manner.GREEDY, f"greedy-{number % 2}"
     else:
-        manner = Manner.HEADER if turn % 2 else Manner.MILLISECONDS
-        token = f"obeys-{turn % KEYS}"
+        manner = Manner.HEADER if round_number % 2 else Manner.MILLISECONDS
+        token = f"obeys-{round_number % KEYS}"
     return Plan(topic, request_of(topic, token, pushes=pushes), manner)
 
 
@@ -108,19 +108,19 @@ def merged(tallies: Iterable[Tally]) -> Tally:
     """Merge several tallies. The gap is the shortest one: if one client stored a write, the topic
     did not starve.
     """
-    whole = Tally(gap_s=float("inf"))
+    total = Tally(gap_s=float("inf"))
     for tally in tallies:
-        whole.stored += tally.stored
-        whole.refused += tally.refused
-        whole.second_tries += tally.second_tries
-        whole.second_stored += tally.second_stored
-        whole.tries_max = max(whole.tries_max, tally.tries_max)
-        whole.gap_s = min(whole.gap_s, tally.gap_s)
-        whole.took_s += tally.took_s
-        whole.whole_s += tally.whole_s
+        total.stored += tally.stored
+        total.refused += tally.refused
+        total.second_tries += tally.second_tries
+        total.second_stored += tally.second_stored
+        total.tries_max = max(total.tries_max, tally.tries_max)
+        total.gap_s = min(total.gap_s, tally.gap_s)
+        total.took_s += tally.took_s
+        total.total_s += tally.total_s
         for what, count in tally.others.items():
-            whole.others[what] = whole.others.get(what, 0) + count
-    return whole
+            total.others[what] = total.others.get(what, 0) + count
+    return total
 
 
 def percentile_ms(seconds: array[float], share: float) -> float:
@@ -165,16 +165,16 @@ def measured(server: Server, clients: int, seconds: float) -> float:
     return rate(report) * usage.stretch
 
 
-def tell(report: Report) -> None:
+def print_report(report: Report) -> None:
     """Print a line for each topic and one for each manner."""
     print("topic    priority  writes/s  refused/s   p50 ms   p99 ms  with retries  gap s")
     for index, priority in enumerate(PRIORITIES):
         tally = of_topic(report, topic_of(index))
         p50, p99 = percentile_ms(tally.took_s, 0.5), percentile_ms(tally.took_s, 0.99)
-        whole, seconds = percentile_ms(tally.whole_s, 0.99), report.took_s
+        total, seconds = percentile_ms(tally.total_s, 0.99), report.took_s
         print(
             f"{topic_of(index)}  {priority:8d}  {tally.stored / seconds:8.1f}"
-            f"  {tally.refused / seconds:9.1f}  {p50:7.1f}  {p99:7.1f}  {whole:12.1f}"
+            f"  {tally.refused / seconds:9.1f}  {p50:7.1f}  {p99:7.1f}  {total:12.1f}"
             f"  {tally.gap_s:5.1f}"
         )
     for manner in Manner:
@@ -233,12 +233,12 @@ def campaign(
                 ok(api.put(topic_of(index), config), 201)
         rates = {step: measured(server, step, peak_seconds) for step in PEAK_STEPS}
         peak = max(rates.values())
-        enough = min(step for step, found in rates.items() if found >= PEAK_SHARE * peak)
-        clients = clients or max(OVERLOAD * enough, CLIENTS_MIN)
-        print(f"peak: {peak:,.0f} writes/s with {enough}; now {clients} for {seconds:.0f} s")
+        smallest = min(step for step, found in rates.items() if found >= PEAK_SHARE * peak)
+        clients = clients or max(OVERLOAD * smallest, CLIENTS_MIN)
+        print(f"peak: {peak:,.0f} writes/s with {smallest}; now {clients} for {seconds:.0f} s")
         pushed = measured(server, clients, peak_seconds)
         report, usage = run(server, clients, seconds, pushes=False)
-        tell(report)
+        print_report(report)
         print(f"processor time: {usage}")
         pushed = (pushed + measured(server, clients, peak_seconds)) / 2
         if server.roles() != roles:

@@ -1,8 +1,8 @@
 """Clients of `tests.campaigns.overload`: many connections in one loop, with requests that are
 prepared in advance.
 
-Each client sends the next append as soon as the previous one is answered. Its manner determines its
-reaction to a 429:
+Each client sends the next append as soon as it has the response to the previous one. Its manner
+determines its reaction to a 429:
 
     HEADER         waits for the number of seconds in ``Retry-After``
     MILLISECONDS   waits for ``error.detail.retry_after_ms``
@@ -34,7 +34,7 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 RETRY_AFTER = re.compile(rb"\r\nretry-after: *(\d+)", re.IGNORECASE)
 RETRY_MS = re.compile(rb'"retry_after_ms": *(\d+)')
 LIMIT = re.compile(rb'"limit": *"(\w+)"')
-UNTOLD_S = 1.0  # the wait of a client after a refusal that specifies no time
+DEFAULT_RETRY_S = 1.0  # the wait of a client after a refusal that specifies no time
 
 
 class Manner(Enum):
@@ -67,13 +67,13 @@ class Tally:
     gap_s: float = 0.0  # the longest time without a stored write
     # duration of one exchange, if stored
     took_s: array[float] = field(default_factory=lambda: array("d"))
-    whole_s: array[float] = field(default_factory=lambda: array("d"))  # from the first attempt on
+    total_s: array[float] = field(default_factory=lambda: array("d"))  # from the first attempt on
     others: dict[str, int] = field(default_factory=dict)  # other responses
 
     def store(self, client: Client, now: float) -> None:
         self.stored += 1
         self.took_s.append(now - client.sent)
-        self.whole_s.append(now - client.began)
+        self.total_s.append(now - client.began)
         self.second_tries += client.tries == 2
         self.second_stored += client.tries == 2
         self.gap_s, self.last_stored = max(self.gap_s, now - self.last_stored), now
@@ -100,14 +100,14 @@ class Report:
 class Client:
     """One connection and its request in progress."""
 
-    __slots__ = ("answer", "began", "plan", "sent", "sock", "tally", "tries", "wanted")
+    __slots__ = ("answer", "began", "expected_bytes", "plan", "sent", "sock", "tally", "tries")
 
     def __init__(self, address: tuple[str, int], plan: Plan, tally: Tally) -> None:
         self.plan, self.tally = plan, tally
         self.sock = socket.create_connection(address, timeout=30)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.answer = b""
-        self.wanted = 0  # bytes of the response; 0 while its head is incomplete
+        self.expected_bytes = 0  # bytes of the response; 0 while its head is incomplete
         self.tries = 0  # attempts of this write
         self.began = self.sent = 0.0
 
@@ -117,24 +117,26 @@ class Client:
             self.began = now
         self.tries += 1
         self.sent = now
-        self.answer, self.wanted = b"", 0
-        assert self.sock.send(self.plan.request) == len(self.plan.request), "the kernel took a part"
+        self.answer, self.expected_bytes = b"", 0
+        assert self.sock.send(self.plan.request) == len(self.plan.request), (
+            "the kernel accepted only a part"
+        )
 
     def receive(self) -> bool:
         """Receive bytes. Return whether the response is complete. Raise `EOFError` if the server
         has closed the connection.
         """
-        piece = self.sock.recv(RECEIVE_BYTES)
-        if not piece:
+        data = self.sock.recv(RECEIVE_BYTES)
+        if not data:
             raise EOFError
-        answer = self.answer = self.answer + piece if self.answer else piece
-        if not self.wanted:
+        answer = self.answer = self.answer + data if self.answer else data
+        if not self.expected_bytes:
             end = answer.find(HEAD_END)
             if end < 0:
                 return False
             found = LENGTH.search(answer, 0, end + 2)
-            self.wanted = end + 4 + (int(found[1]) if found else 0)
-        return len(answer) >= self.wanted
+            self.expected_bytes = end + 4 + (int(found[1]) if found else 0)
+        return len(answer) >= self.expected_bytes
 
     def retry_after_s(self) -> float:
         """Return the time that the refusal specifies for this client."""
@@ -142,9 +144,9 @@ class Client:
             return 0.0
         if self.plan.manner is Manner.MILLISECONDS:
             found = RETRY_MS.search(self.answer)
-            return int(found[1]) / 1000 if found else UNTOLD_S
+            return int(found[1]) / 1000 if found else DEFAULT_RETRY_S
         found = RETRY_AFTER.search(self.answer)
-        return float(found[1]) if found else UNTOLD_S
+        return float(found[1]) if found else DEFAULT_RETRY_S
 
 
 class Clients:
@@ -170,7 +172,7 @@ class Clients:
         for client in self._clients.values():
             client.send(began)
         while self._now < self._until:
-            self._pass()
+            self._run_iteration()
         gc.enable()
         took = self._now - began
         for tally in self._tallies.values():
@@ -179,7 +181,7 @@ class Clients:
         cpu, queued = time.process_time() - cpu, queued_s(os.getpid()) - queued
         return Report(took, cpu, queued, self._tallies)
 
-    def _pass(self) -> None:
+    def _run_iteration(self) -> None:
         """Read the available responses, then send the due requests."""
         due = self._waits[0][0] if self._waits else self._until
         found = self._poll.poll(max(0.0, min(due, self._until) - self._now), 1024)
@@ -210,7 +212,7 @@ class Clients:
                 status.decode() if status != b"429" else f"429 {limit[1].decode() if limit else ''}"
             )
             client.tally.other(what)
-            self._later(descriptor, client, UNTOLD_S)
+            self._later(descriptor, client, DEFAULT_RETRY_S)
 
     def _later(self, descriptor: int, client: Client, seconds: float) -> None:
         if seconds > 0:
@@ -226,7 +228,7 @@ class Clients:
 
     def _lost(self, descriptor: int, client: Client) -> None:
         """Record that the server has closed the connection, which it should not."""
-        client.tally.other("hung up")
+        client.tally.other("connection lost")
         self._poll.unregister(descriptor)
 
     def _close(self) -> None:

@@ -32,7 +32,7 @@ from tests.campaigns.fuzz_support import END_S, SHOWN_BYTES, Worker, check_envel
 from tests.campaigns.hostile import MIB, Memory, watched
 from tests.campaigns.killer import Summary, program
 from tests.campaigns.schema_mutations import bytes_of, corrupted_value, mutate, text_of
-from tests.campaigns.schemas import Asked, asked, command
+from tests.campaigns.schemas import Request, command, valid_request
 from tests.specs.judge import Specifications
 from tests.support.api import REQUEST_LINE, Answer, Api, Wire, ok
 from tests.support.server import Server
@@ -98,8 +98,8 @@ class HttpWorker(Worker[Findings]):
 
     _wire: Wire | None = None
 
-    def one(self) -> None:
-        request = asked(self.source)
+    def send_case(self) -> None:
+        request = valid_request(self.source)
         if self.source.random() > VALID_SHARE:
             mutate(self.source, request)
         else:
@@ -107,20 +107,20 @@ class HttpWorker(Worker[Findings]):
         content = bytes_of(request, TOKEN)
         try:
             began = time.monotonic()
-            answer = self._ask(request, content)
+            answer = self._exchange(request, content)
             if not request.row.waits:
                 self.findings.took(time.monotonic() - began, content)
-            self._judge(request, content, answer)
+            self._check(request, content, answer)
         except TimeoutError:
-            self._leave()
+            self._close()
             self._tell(request, "left")
             if not request.row.waits:
                 self.problem(f"no response within {END_S} s: {content[:SHOWN_BYTES]!r}")
         except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
-            self._leave()
+            self._close()
             self.problem(f"{type(error).__name__}: {error}\n  {content[:SHOWN_BYTES]!r}")
 
-    def _ask(self, request: Asked, content: bytes) -> Answer:
+    def _exchange(self, request: Request, content: bytes) -> Answer:
         wire = self._wire = self._wire or Wire(self.address)
         wire.socket.settimeout(WAIT_S if request.row.waits else END_S)
         with suppress(ConnectionError):  # refused before it was sent completely
@@ -133,7 +133,7 @@ class HttpWorker(Worker[Findings]):
         is_empty = request.method == "HEAD" or status == 204
         body = b"" if is_empty else wire._take(int(fields["content-length"]))
         if fields.get("connection", "").lower() == "close":
-            self._leave()
+            self._close()
         return Answer(status, fields, body)
 
     def _stream(self, wire: Wire, fields: dict[str, str]) -> Answer:
@@ -148,34 +148,36 @@ class HttpWorker(Worker[Findings]):
                 wire._buffer.clear()
         except TimeoutError:
             pass
-        self._leave()
+        self._close()
         return Answer(200, fields, b"")
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         if self._wire is not None:
             self._wire.socket.close()
         self._wire = None
 
-    def _tell(self, request: Asked, outcome: object) -> None:
+    def _tell(self, request: Request, outcome: object) -> None:
         kind = "spoiled" if request.spoiled else "valid"
         self.findings.outcomes[f"{request.row.name} {kind} {outcome}"] += 1
 
-    def _judge(self, request: Asked, content: bytes, answer: Answer) -> None:
+    def _check(self, request: Request, content: bytes, answer: Answer) -> None:
         self._tell(request, answer.status)
         if line := REQUEST_LINE.match(content):
             SPECIFICATIONS.answered(line[1].decode(), line[2].decode(), answer)
         row, status = request.row, answer.status
         if not request.spoiled:
-            fine = row.fine | ({400} if any(name in content for name in DELAYS) else set())
-            assert status in fine, f"valid, but the response is {answer}"
+            valid_statuses = row.valid_statuses | (
+                {400} if any(name in content for name in DELAYS) else set()
+            )
+            assert status in valid_statuses, f"valid, but the response is {answer}"
         if status >= 300 and answer.body:
             check_envelope(answer)
             code = answer.json()["error"]["code"]
             assert code in CODES.get(status, ()), f"{status} with the code {code}"
         if status in (429, 503):
             assert int(answer.headers["retry-after"]) >= 1, answer.headers
-        if status in (200, 201) and answer.body and not request.spoiled and row.answer:
-            missing = row.answer - answer.json().keys()
+        if status in (200, 201) and answer.body and not request.spoiled and row.required_members:
+            missing = row.required_members - answer.json().keys()
             assert not missing, f"the response lacks {missing}: {answer}"
         assert status in (200, 201, *CODES) or (status, request.method) == (204, "OPTIONS"), status
         if row.name == "watch" and status == 200 and "wid" in (document := answer.json()):
@@ -200,7 +202,7 @@ class SocketWorker(Worker[Findings]):
     _socket: Socket | None = None
     _valid: dict[str, bytes]  # by request_id
 
-    def one(self) -> None:
+    def send_case(self) -> None:
         number = self.findings.sent
         if self._socket is None or number % SOCKET_COMMANDS == 0:
             self._renew()
@@ -216,7 +218,7 @@ class SocketWorker(Worker[Findings]):
             self._socket.text(text)
             self._socket.say("ping", f"p{number}")
             while (message := self._message(self._socket)).get("request_id") != f"p{number}":
-                self._judge(message)
+                self._check(message)
             self.findings.took(time.monotonic() - began, text)
         except (AssertionError, OSError, EOFError, ValueError, KeyError) as error:
             self.problem(f"{type(error).__name__}: {error}\n  {text[:SHOWN_BYTES]!r}")
@@ -237,7 +239,7 @@ class SocketWorker(Worker[Findings]):
             self._socket.socket.close()
         self._socket, self._valid = Socket(self.address, token=TOKEN, timeout_s=END_S), {}
 
-    def _judge(self, message: dict[str, Any]) -> None:
+    def _check(self, message: dict[str, Any]) -> None:
         op = message["op"]
         self.findings.outcomes[f"socket {op} {message.get('code', '')}".rstrip()] += 1
         assert op in FRAMES, message
@@ -255,7 +257,7 @@ def work(address: tuple[str, int], seed: int, seconds: float, rate: float) -> Fi
         kind(address, f"worker {number}", random.Random(f"{seed}/{number}"), Findings())
         for number, kind in enumerate(kinds)
     ]
-    return fuzz_support.together(workers, seconds, rate, Findings())
+    return fuzz_support.run_workers(workers, seconds, rate, Findings())
 
 
 @contextmanager
@@ -272,7 +274,7 @@ def fuzzed_server(folder: Path) -> Iterator[Server]:
 def fuzz(server: Server, *, seed: int, seconds: float, rate: float) -> tuple[Findings, Memory]:
     """Fuzz a running server."""
     with watched(server, SAMPLE_S) as memory:
-        findings = fuzz_support.apart(work, server, seed, seconds, rate)
+        findings = fuzz_support.run_in_process(work, server, seed, seconds, rate)
     for role, found in memory.samples.items():
         if found[-1] > found[len(found) // 4] * GROWTH + GROWTH_BYTES:
             findings.problems.append(f"{role} grows: {memory.lines()[role]}")
@@ -286,9 +288,9 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, rate: float) -> Summa
     summary = Summary(seed)
     with fuzzed_server(data_dir) as server:
         findings, memory = fuzz(server, seed=seed, seconds=seconds, rate=rate)
-    summary.tell("\n".join(f"{role}: {line}" for role, line in memory.lines().items()))
+    summary.print_progress("\n".join(f"{role}: {line}" for role, line in memory.lines().items()))
     for took, what in findings.slowest:
-        summary.tell(f"{took:.2f} s: {what[:300]}")
+        summary.print_progress(f"{took:.2f} s: {what[:300]}")
     summary.counts = findings.outcomes
     summary.counts["requests"], summary.counts["valid"] = findings.sent, findings.valid
     summary.problems = findings.problems

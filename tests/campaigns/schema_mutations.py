@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from tests.campaigns.schemas import Asked, Raw, Source, anything
+from tests.campaigns.schemas import Raw, Request, Source, anything
 
 WRONG: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1.5, 2**31, 2**32, 2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63)),
@@ -67,33 +67,33 @@ def _wrong(source: Source) -> Any:
     return copy.deepcopy(source.choice(WRONG))
 
 
-def mutate(source: Source, asked: Asked) -> None:
+def mutate(source: Source, request: Request) -> None:
     """Apply one to three mutations."""
     for _ in range(source.choice((1, 1, 1, 2, 3))):
         kinds = [_corrupt_query, _corrupt_header, _corrupt_line]
-        if asked.body is not None:
+        if request.body is not None:
             kinds += [_corrupt_body] * 6
-        source.choice(kinds)(source, asked)
+        source.choice(kinds)(source, request)
 
 
 def corrupted_value(source: Source, value: Any) -> Any:
     """Return the value with one change somewhere in it."""
-    spots = [*_spots(value)]
-    if not spots or source.random() < 0.05:
+    positions = [*_positions(value)]
+    if not positions or source.random() < 0.05:
         return _wrong(source)
-    holder, key = source.choice(spots)
+    holder, key = source.choice(positions)
     source.choice((_replace, _replace, _replace, _drop, _rename, _add, _enlarge))(
         source, holder, key
     )
     return value
 
 
-def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
+def _positions(value: Any) -> Iterator[tuple[Any, Any]]:
     """Return every position in a value: its container and key."""
     if isinstance(value, dict | list):
         for key in [*value] if isinstance(value, dict) else range(len(value)):
             yield value, key
-            yield from _spots(value[key])
+            yield from _positions(value[key])
 
 
 def _replace(source: Source, holder: Any, key: Any) -> None:
@@ -132,29 +132,29 @@ def _enlarge(source: Source, holder: Any, key: Any) -> None:
         holder[key] = Raw("[" * depth + "]" * source.choice((depth, depth, depth - 1)))
 
 
-def _corrupt_body(source: Source, asked: Asked) -> None:
-    asked.body = corrupted_value(source, asked.body)
-    asked.spoiled.append("body")
+def _corrupt_body(source: Source, request: Request) -> None:
+    request.body = corrupted_value(source, request.body)
+    request.spoiled.append("body")
 
 
-def _corrupt_query(source: Source, asked: Asked) -> None:
-    asked.query.append((source.choice(PARAMETERS), source.choice(QUERY_VALUES)))
+def _corrupt_query(source: Source, request: Request) -> None:
+    request.query.append((source.choice(PARAMETERS), source.choice(QUERY_VALUES)))
     if source.random() < 0.3:
-        source.shuffle(asked.query)
-    asked.spoiled.append("query")
+        source.shuffle(request.query)
+    request.spoiled.append("query")
 
 
-def _corrupt_header(source: Source, asked: Asked) -> None:
-    asked.headers.append(source.choice(HEADERS))
-    asked.spoiled.append("header")
+def _corrupt_header(source: Source, request: Request) -> None:
+    request.headers.append(source.choice(HEADERS))
+    request.spoiled.append("header")
 
 
-def _corrupt_line(source: Source, asked: Asked) -> None:
+def _corrupt_line(source: Source, request: Request) -> None:
     if source.random() < 0.5:
-        asked.method = source.choice(METHODS)
+        request.method = source.choice(METHODS)
     else:
-        asked.path = source.choice(PATHS).format(quote(source.choice(ODD_NAMES)))
-    asked.spoiled.append("line")
+        request.path = source.choice(PATHS).format(quote(source.choice(ODD_NAMES)))
+    request.spoiled.append("line")
 
 
 # --- bytes
@@ -171,30 +171,35 @@ def text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=isinstance(value, str) and len(value) % 2 == 0)
 
 
-def bytes_of(asked: Asked, token: str) -> bytes:
+def bytes_of(request: Request, token: str) -> bytes:
     """Return the bytes of the request. Header fields that describe the body are sometimes
     correct.
     """
-    body = None if asked.body is None else text_of(asked.body).encode()
-    named = {name for name, _ in asked.headers}
-    if body is not None and ("Content-Encoding", "gzip") in asked.headers:
+    body = None if request.body is None else text_of(request.body).encode()
+    named = {name for name, _ in request.headers}
+    if body is not None and ("Content-Encoding", "gzip") in request.headers:
         body = gzip.compress(body, 1, mtime=0) if len(body) % 3 else body
-    lines = [*asked.headers, ("Host", "localhost")]
+    lines = [*request.headers, ("Host", "localhost")]
     if "Authorization" not in named:
         lines.append(("Authorization", f"Bearer {token}"))
     if body is not None:
         lines.append(("Content-Length", str(len(body))))
         if "Content-Type" not in named:
             lines.append(("Content-Type", "application/json"))
-    head = [f"{asked.method} {_target(asked)} HTTP/1.1", *(f"{n}: {v}" for n, v in lines), "", ""]
+    head = [
+        f"{request.method} {_target(request)} HTTP/1.1",
+        *(f"{n}: {v}" for n, v in lines),
+        "",
+        "",
+    ]
     return "\r\n".join(head).encode("latin-1") + (body or b"")
 
 
-def _target(asked: Asked) -> str:
+def _target(request: Request) -> str:
     """Return the request target. Values are encoded, unless they already contain an escape."""
     pairs = [
         f"{name}={value if '%' in value or value == '+' else quote_plus(value)}"
-        for name, value in asked.query
+        for name, value in request.query
     ]
-    path = quote(asked.path, safe="/%:~-._")
+    path = quote(request.path, safe="/%:~-._")
     return f"{path}?{'&'.join(pairs)}" if pairs else path

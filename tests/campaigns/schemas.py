@@ -31,8 +31,9 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route. ``fine``: the statuses that a valid request may get. ``answer``: the members that
-    every success has. ``waits``: the client may request that the response is delayed.
+    """One route. ``valid_statuses``: the statuses that a valid request may get.
+    ``required_members``: the members that every success has. ``waits``: the client may request that
+    the response is delayed.
     """
 
     name: str
@@ -40,14 +41,14 @@ class Row:
     path: Make
     query: Make
     body: Make | None
-    fine: frozenset[int]
-    answer: frozenset[str] = frozenset()
+    valid_statuses: frozenset[int]
+    required_members: frozenset[str] = frozenset()
     waits: bool = False
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request before serialization. ``spoiled`` names the mutations."""
+class Request:
+    """A request before serialization. ``spoiled`` names the parts that were mutated."""
 
     row: Row
     method: str
@@ -66,7 +67,7 @@ def one_of(*values: Any) -> Make:
 
 
 def number(low: int, high: int, *others: int) -> Make:
-    """Return both bounds, ``others``, or any number between the bounds."""
+    """Return a generator of both bounds, ``others``, and numbers between the bounds."""
     return lambda source: source.choice((low, high, *others, source.randint(low, high)))
 
 
@@ -114,8 +115,10 @@ def members(required: Mapping[str, Make], optional: Mapping[str, Make], share: f
     """Return an object with its members in any order."""
 
     def make(source: Source) -> dict[str, Any]:
-        found = {name: make_it(source) for name, make_it in required.items()}
-        found |= {n: make_it(source) for n, make_it in optional.items() if source.random() < share}
+        found = {name: make_value(source) for name, make_value in required.items()}
+        found |= {
+            n: make_value(source) for n, make_value in optional.items() if source.random() < share
+        }
         order = [*found.items()]
         source.shuffle(order)
         return dict(order)
@@ -123,8 +126,8 @@ def members(required: Mapping[str, Make], optional: Mapping[str, Make], share: f
     return make
 
 
-def some(make_it: Make, low: int, high: int) -> Make:
-    return lambda source: [make_it(source) for _ in range(source.randint(low, high))]
+def some(make_value: Make, low: int, high: int) -> Make:
+    return lambda source: [make_value(source) for _ in range(source.randint(low, high))]
 
 
 def match(source: Source) -> Any:
@@ -237,29 +240,45 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-PLACES = {"topic": topic, "queue": queue, "router": router, "dead": one_of("dead-0", "dead-1")}
+PATH_VALUES = {"topic": topic, "queue": queue, "router": router, "dead": one_of("dead-0", "dead-1")}
 
 
 def at(template: str) -> Make:
-    """Return a path, or any of several."""
+    """Return a generator of paths. ``|`` separates alternatives."""
     paths = template.split("|")
     return lambda source: re.sub(
-        r"{(\w+)}", lambda place: PLACES[place[1]](source), source.choice(paths)
+        r"{(\w+)}", lambda parameter: PATH_VALUES[parameter[1]](source), source.choice(paths)
     )
 
 
 def _row(
-    name: str, line: str, fine: str, answer: str = "", body: Make | None = None, **more: Any
+    name: str,
+    line: str,
+    valid_statuses: str,
+    required_members: str = "",
+    body: Make | None = None,
+    **more: Any,
 ) -> Row:
-    """``more``: ``asks`` makes the query, ``waits``."""
+    """Return a row. ``more`` may contain ``query_of``, which makes the query, and ``waits``."""
     method, _, path = line.partition(" ")
-    told = frozenset(answer.split()) | ({"performance"} if answer else set())
-    asks, waits = more.get("asks", no_query), more.get("waits", False)
-    return Row(name, method, at(path), asks, body, frozenset(map(int, fine.split())), told, waits)
+    members_of_success = frozenset(required_members.split()) | (
+        {"performance"} if required_members else set()
+    )
+    query_of, waits = more.get("query_of", no_query), more.get("waits", False)
+    return Row(
+        name,
+        method,
+        at(path),
+        query_of,
+        body,
+        frozenset(map(int, valid_statuses.split())),
+        members_of_success,
+        waits,
+    )
 
 
 def nothing(_: Source) -> dict[str, Any]:
-    """Return no body. A body that needs the name of the topic is created in `asked`."""
+    """Return no body. A body that needs the name of the topic is created in `valid_request`."""
     return {}
 
 
@@ -286,7 +305,7 @@ REDRIVE = members({}, MOVED)
 DELETES = one_of(members({"before_seq": SEQ}, {"match": match}), members({"match": match}, {}))
 REDRIVE_AT, NODE_1 = "POST /v0/topics/{dead}/redrive|/v0/topics/{queue}/redrive", ("node", "w1")
 TOPIC, QUEUE, ROUTER_AT = "/v0/topics/{topic}", "/v0/topics/{queue}", "/v0/routers/{router}"
-JOBS, TOLD = "200 404 409", "topic first_seq last_seq head_seq count created deduped"
+JOBS, APPENDED = "200 404 409", "topic first_seq last_seq head_seq count created deduped"
 LAG = "router source dest forwarded_total lag_records lag_ms"
 DELETED = "topic deleted earliest_seq head_seq count bytes"
 SESSION = "wid stream_url session_ttl_ms topics"
@@ -295,33 +314,33 @@ LEASES = query(node=one_of("w1", "w2"), **PAGE)
 HELD, FREED = members(SETTLE, {}), members(SETTLE, {"delay_ms": number(0, 2 * DAY_MS)})
 EXTENDED = members(SETTLE | {"lease_ms": LEASE}, {})
 WORK_QUERY = query(max=number(1, 2000), lease_ms=LEASE)
-APPEND = _row("append", f"POST {TOPIC}", "200 201 404 422 429", TOLD, nothing, asks=RETURN)
+APPEND = _row("append", f"POST {TOPIC}", "200 201 404 422 429", APPENDED, nothing, query_of=RETURN)
 PUT = _row("put", f"PUT {TOPIC}", "200 201 409 429", "topic created config", nothing)
 REMOVED = "topic deleted routers_removed"
 ROWS = (
     APPEND,
     APPEND,
     PUT,
-    _row("state", f"GET {TOPIC}", "200 404", STATE, asks=TOUCH),
-    _row("list", "GET /v0/topics", "200", "topics", asks=TOPICS_PAGE),
-    _row("delete a topic", f"DELETE {TOPIC}", "200 409", REMOVED, asks=EMPTY),
+    _row("state", f"GET {TOPIC}", "200 404", STATE, query_of=TOUCH),
+    _row("list", "GET /v0/topics", "200", "topics", query_of=TOPICS_PAGE),
+    _row("delete a topic", f"DELETE {TOPIC}", "200 409", REMOVED, query_of=EMPTY),
     _row("diff", f"POST {TOPIC}/diff", "200 404", READ, DIFF, waits=True),
     _row("delete records", f"POST {TOPIC}/delete", "200 404", DELETED, lambda s: DELETES(s)(s)),
     # 400: both ends are the same topic
     _row("put a router", f"PUT {ROUTER_AT}", "200 201 400 404 409 429", ROUTED, ROUTER),
     _row("get a router", f"GET {ROUTER_AT}", "200 404", LAG),
-    _row("list routers", "GET /v0/routers", "200", "routers", asks=ROUTERS_PAGE),
+    _row("list routers", "GET /v0/routers", "200", "routers", query_of=ROUTERS_PAGE),
     _row("delete a router", f"DELETE {ROUTER_AT}", "200", "router deleted"),
-    _row("watch", "POST /v0/watch", "200 404 429", SESSION, WATCH, asks=query(lenient=BOOL)),
-    _row("watch at once", "GET /v0/watch", "200 404 429", asks=watch_query),
+    _row("watch", "POST /v0/watch", "200 404 429", SESSION, WATCH, query_of=query(lenient=BOOL)),
+    _row("watch with one request", "GET /v0/watch", "200 404 429", query_of=watch_query),
     _row("claim", f"POST {QUEUE}/claim", JOBS, "topic claimed count ready", CLAIM, waits=True),
     _row("ack", f"POST {QUEUE}/ack", JOBS, f"{SETTLED} acked", HELD),
     _row("nack", f"POST {QUEUE}/nack", JOBS, f"{SETTLED} nacked", FREED),
     _row("extend", f"POST {QUEUE}/extend", JOBS, "topic extended skipped deadlines", EXTENDED),
-    _row("leases", f"GET {QUEUE}/leases", JOBS, "leases", asks=LEASES),
+    _row("leases", f"GET {QUEUE}/leases", JOBS, "leases", query_of=LEASES),
     # 400: source and dest are the same topic
     _row("redrive", REDRIVE_AT, "200 400 404", "topic moved remaining skipped", REDRIVE),
-    _row("work", f"GET {QUEUE}/work", f"{JOBS} 429", asks=lambda s: [NODE_1, *WORK_QUERY(s)]),
+    _row("work", f"GET {QUEUE}/work", f"{JOBS} 429", query_of=lambda s: [NODE_1, *WORK_QUERY(s)]),
     _row("health", "GET /v0/health|/healthz", "200", "status version uptime_ms"),
     _row("ready", "GET /v0/ready|/readyz", "200", "status topics"),
     _row("root", "GET /|/v0", "200", "name version"),
@@ -330,7 +349,7 @@ ROWS = (
 )
 
 
-def asked(source: Source) -> Asked:
+def valid_request(source: Source) -> Request:
     """Return a valid request to any route."""
     row = source.choice(ROWS)
     path = row.path(source)
@@ -340,7 +359,7 @@ def asked(source: Source) -> Asked:
         body = append(source, name)
     elif row is PUT:
         body = config("queue" if name.startswith("queue") else "log")(source)
-    return Asked(row, row.method, path, row.query(source), body)
+    return Request(row, row.method, path, row.query(source), body)
 
 
 # --- commands of a WebSocket

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.campaigns.backups import SETTLE_S, SHARDS, Campaign, Moment, wait_for
+from tests.campaigns.backups import SHARDS, WAIT_MAX_S, Campaign, Moment, wait_for
 from tests.campaigns.killer import Summary, program
 from tests.support.server import ROOT, kill_one
 from topics.storage.backup_restore import restore
@@ -53,11 +53,11 @@ class StandbyKills(Campaign):
         self.server.env["TOPICS_PORT"] = str(self.server.address[1])
         self._note_moment()
         self._start_standby()
-        wait_for(lambda: bool(self.standby.numbers()), SETTLE_S)
+        wait_for(lambda: bool(self.standby.numbers()), WAIT_MAX_S)
         for number in range(1, self.kills + 1):
             self._note_moment()
-            self._harm_and_judge(number)
-            self.summary.tell(f"{self.kills - number} kills remaining")
+            self._kill_and_judge(number)
+            self.summary.print_progress(f"{self.kills - number} kills remaining")
         self._stop_standby(signal.SIGTERM)
         self.summary.killed = f"{self.kills} kills"
 
@@ -70,25 +70,25 @@ class StandbyKills(Campaign):
 
     def _start_standby(self) -> None:
         host, port = self.server.address
-        rate = self.dice.choice(["1G", "50M", "10M"])  # slow transfers are killed midway
+        rate = self.rng.choice(["1G", "50M", "10M"])  # slow transfers are killed midway
         command = [sys.executable, "-m", "topics", "--url", f"http://{host}:{port}", "standby"]
         command += ["run", str(self.standby.path), "--every", EVERY, "--rate", rate]
         self._process = subprocess.Popen([*command, "--keep", str(CHECKPOINTS_KEPT)], cwd=ROOT)
 
     def _stop_standby(self, how: signal.Signals) -> None:
-        assert self._process is not None, "it was started"
+        assert self._process is not None, "the process was not started"
         if self._process.poll() is not None:
             self.summary.problems.append(f"the standby ended with {self._process.returncode}")
         self._process.send_signal(how)
-        self._process.wait(SETTLE_S)
+        self._process.wait(WAIT_MAX_S)
 
-    def _harm_and_judge(self, number: int) -> None:
+    def _kill_and_judge(self, number: int) -> None:
         if not self._next_victims:
             self._next_victims = [*VICTIMS]
-            self.dice.shuffle(self._next_victims)
+            self.rng.shuffle(self._next_victims)
         victim = self._next_victims.pop()
         roles = self.server.wait_roles(SHARDS + 1)
-        time.sleep(self.dice.uniform(0, 1))
+        time.sleep(self.rng.uniform(0, 1))
         if victim in roles:
             kill_one(roles[victim])
         killers: list[Callable[[], None]] = []
@@ -96,7 +96,7 @@ class StandbyKills(Campaign):
             killers.append(partial(self._stop_standby, signal.SIGKILL))
         if victim in ("server", "both"):
             killers.append(self.server.kill)
-        self.dice.shuffle(killers)
+        self.rng.shuffle(killers)
         threads = [threading.Thread(target=killer) for killer in killers]
         for thread in threads:
             thread.start()
@@ -115,14 +115,14 @@ class StandbyKills(Campaign):
         try:
             wait_for(lambda: self.standby.numbers()[-1] > newest, ROUND_S)
         except AssertionError:
-            assert self.server.log is not None, "it was started"
+            assert self.server.log is not None, "the process was not started"
             for event in self.server.log.events()[-20:]:
-                self.summary.tell(str(event))
+                self.summary.print_progress(str(event))
             raise
 
     def _judge_newest(self, number: int) -> None:
         newest = self.standby.newest()
-        assert newest is not None, "there was one before the first kill"
+        assert newest is not None, "no generation exists"
         moments = [moment for at_ms, moment in self._moments if at_ms < newest.created_ms]
         if not moments:
             self.summary.counts["too old to judge"] += 1
@@ -143,7 +143,7 @@ class StandbyKills(Campaign):
         found = len(self.summary.problems)
         self.judge_server(folder, moments[-1], what, as_new=as_new)
         for problem in self.summary.problems[found:]:
-            self.summary.tell(problem)
+            self.summary.print_progress(problem)
 
 
 def campaign(data_dir: Path, *, seed: int, kills: int = 10) -> Summary:

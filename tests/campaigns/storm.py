@@ -2,13 +2,13 @@
 
 Runs as a program: ``python -m tests.campaigns.storm --clients 10000 --restarts 3``. Half of the
 clients follow their topic on a WebSocket, a quarter in a watch session, a quarter by one request as
-an EventSource does. A disconnected client reconnects after a random back-off of up to `BACKOFF_S`.
+an EventSource does. A disconnected client reconnects after a random backoff of up to `BACKOFF_S`.
 A refused client retries after the time in the refusal. A writer appends all the time.
 
 These conditions must hold:
 
 - all clients are connected after each restart, and none has waited for longer than ``late_s``,
-  not counting back-offs
+  not counting backoffs
 - each client receives consecutive seqs: no record is missed or duplicated
 - appends continue; the report contains their p99 since the restart
 """
@@ -50,7 +50,7 @@ SEQ = re.compile(rb'"\$seq":(\d+)')
 ID = re.compile(rb"^id: ?(.*)$", re.MULTILINE)
 OPEN = re.compile(rb"event: caught-up|event: record|caught_up|\"records\"")
 NOT_READY = re.compile(rb'"code":(503|"not_ready"),')
-AGAIN = re.compile(rb"(?i)\r\nretry-after: *(\d+)")
+RETRY_AFTER = re.compile(rb"(?i)\r\nretry-after: *(\d+)")
 URL = re.compile(rb'"stream_url": *"([^"]+)"')
 
 
@@ -65,10 +65,10 @@ class FollowMode(Enum):
 class StormState(NamedTuple):
     """The state of the clients: the number of connected ones, the records that they received, the
     time between the first and the last reconnect, and the wait of each client without its
-    back-offs.
+    backoffs.
     """
 
-    here: int
+    connected: int
     records: int
     last_s: float
     waits_ms: list[float]
@@ -81,7 +81,7 @@ class Client:
 
     def __init__(self, number: int, address: tuple[str, int]) -> None:
         self.number, self._address = number, address
-        self.way = (
+        self.mode = (
             FollowMode.SOCKET,
             FollowMode.SESSION,
             FollowMode.SOCKET,
@@ -91,7 +91,7 @@ class Client:
         self.seq = self.records = 0
         self.id = b""
         self.url = b""  # of its session
-        self.is_here = self._has_head = False
+        self.is_connected = self._has_head = False
         self.began = 0.0  # start of its current attempt
         self.waited_s = 0.0  # in all attempts since it was disconnected
         self.socket: socket.socket | None = None
@@ -99,20 +99,20 @@ class Client:
 
     def connect(self) -> socket.socket:
         """Open a new connection, and prepare the bytes to send."""
-        self.text, self.unsent, self._has_head = b"", self._said(), False
+        self.text, self.unsent, self._has_head = b"", self._request_bytes(), False
         self.began = time.monotonic()
-        made = self.socket = socket.socket()
-        made.bind((f"127.0.0.{2 + self.number // CLIENTS_PER_ADDRESS}", 0))
-        made.setblocking(False)
-        made.connect_ex(self._address)
-        return made
+        sock = self.socket = socket.socket()
+        sock.bind((f"127.0.0.{2 + self.number // CLIENTS_PER_ADDRESS}", 0))
+        sock.setblocking(False)
+        sock.connect_ex(self._address)
+        return sock
 
-    def _said(self) -> bytes:
+    def _request_bytes(self) -> bytes:
         last = [f"Last-Event-ID: {self.id.decode()}"] if self.id else []
-        if self.way is FollowMode.ONE_REQUEST:
+        if self.mode is FollowMode.ONE_REQUEST:
             return request("GET", f"/v0/watch?topic={self.topic}&from_seq={self.seq}", None, *last)
         start = {"from_seq": self.seq}
-        if self.way is FollowMode.SESSION:
+        if self.mode is FollowMode.SESSION:
             if self.url:
                 return request("GET", self.url.decode(), None, *last)
             body = json.dumps({"topics": {self.topic: start}}).encode()
@@ -120,38 +120,38 @@ class Client:
         command = {"op": "subscribe", "request_id": "s", "topics": {self.topic: start}}
         return handshake() + frame_bytes(TEXT, json.dumps(command).encode(), mask=bytes(4))
 
-    def hear(self, piece: bytes) -> str | None:
+    def receive(self, data: bytes) -> str | None:
         """Check received bytes. Return an error message if a record was missed or duplicated. Raise
         ConnectionRefusedError for a refusal.
         """
-        self.text += piece
+        self.text += data
         if not self._has_head:
             head, end, rest = self.text.partition(b"\r\n\r\n")
             if not end:
                 return None
             if head[9:10] not in b"12":
                 raise ConnectionRefusedError(head[9:12].decode())
-            if self.way is FollowMode.SESSION and not self.url:
+            if self.mode is FollowMode.SESSION and not self.url:
                 if found := URL.search(rest):
                     self.url = found[1]
-                    self.text, self.unsent = b"", self._said()
+                    self.text, self.unsent = b"", self._request_bytes()
                 return None
             self._has_head, self.text = True, rest
         if NOT_READY.search(self.text):  # the response is complete; the subscription is refused
             raise ConnectionRefusedError("503")
-        self.is_here = self.is_here or OPEN.search(self.text) is not None
-        whole = (
-            self.text.rfind(b"\n\n") + 2 if self.way is not FollowMode.SOCKET else len(self.text)
+        self.is_connected = self.is_connected or OPEN.search(self.text) is not None
+        complete = (
+            self.text.rfind(b"\n\n") + 2 if self.mode is not FollowMode.SOCKET else len(self.text)
         )
-        told, self.text = self.text[:whole], self.text[whole:]
-        if self.way is FollowMode.SOCKET:  # the bytes may end within a seq
-            at = told.rfind(b"}") + 1
-            told, self.text = told[:at], told[at:] + self.text
-        elif ids := ID.findall(told):
+        state, self.text = self.text[:complete], self.text[complete:]
+        if self.mode is FollowMode.SOCKET:  # the bytes may end within a seq
+            at = state.rfind(b"}") + 1
+            state, self.text = state[:at], state[at:] + self.text
+        elif ids := ID.findall(state):
             self.id = ids[-1].strip()
-        for seq in map(int, SEQ.findall(told)):
+        for seq in map(int, SEQ.findall(state)):
             if seq != self.seq + 1:
-                return f"client {self.number} ({self.way.name}): {seq} follows {self.seq}"
+                return f"client {self.number} ({self.mode.name}): seq {seq} follows seq {self.seq}"
             self.seq, self.records = seq, self.records + 1
         return None
 
@@ -170,15 +170,15 @@ class Storm:
         # when the first client was connected; the time until the last one
         self._ready_at, self._last_s = NEVER, 0.0
 
-    def tell(self) -> StormState:
+    def print_progress(self) -> StormState:
         """Report the state of all clients. Waits and problems are reported once."""
-        here = sum(client.is_here for client in self.clients)
+        connected = sum(client.is_connected for client in self.clients)
         records = sum(client.records for client in self.clients)
-        told = StormState(
-            here, records, self._last_s, self._waits_ms, self._problems, dict(self._refusals)
+        state = StormState(
+            connected, records, self._last_s, self._waits_ms, self._problems, dict(self._refusals)
         )
         self._waits_ms, self._problems = [], []
-        return told
+        return state
 
     def work(self) -> None:
         """Connect the clients that are due, and serve the sockets that are ready."""
@@ -187,35 +187,35 @@ class Storm:
             if not self._waiting or self._waiting[0][0] > now:
                 break
             client = self.clients[heapq.heappop(self._waiting)[1]]
-            made = client.connect()
-            self._by_fd[made.fileno()] = client
-            self._poll.register(made, select.EPOLLIN | select.EPOLLOUT)
+            sock = client.connect()
+            self._by_fd[sock.fileno()] = client
+            self._poll.register(sock, select.EPOLLIN | select.EPOLLOUT)
         for fd, _ in self._poll.poll(0.005, 500):
-            self._go_on(fd, self._by_fd[fd])
+            self._serve(fd, self._by_fd[fd])
 
-    def _go_on(self, fd: int, client: Client) -> None:
+    def _serve(self, fd: int, client: Client) -> None:
         assert client.socket is not None
-        was_here = client.is_here
+        was_connected = client.is_connected
         try:
             if client.unsent:
                 client.unsent = client.unsent[client.socket.send(client.unsent) :]
                 self._poll.modify(fd, select.EPOLLIN)
             try:
-                piece = client.socket.recv(1 << 16)
+                data = client.socket.recv(1 << 16)
             except BlockingIOError:
                 return
-            if not piece:
+            if not data:
                 raise ConnectionResetError
-            if (wrong := client.hear(piece)) is not None:
-                self._problems.append(wrong)
+            if (problem := client.receive(data)) is not None:
+                self._problems.append(problem)
             if client.unsent:
                 self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
-            if client.is_here and not was_here:
-                self._note_here(client)
+            if client.is_connected and not was_connected:
+                self._record_connected(client)
         except OSError as error:
             self._backoff(fd, client, error)
 
-    def _note_here(self, client: Client) -> None:
+    def _record_connected(self, client: Client) -> None:
         now = time.monotonic()
         self._ready_at = min(self._ready_at, now)
         self._last_s = now - self._ready_at
@@ -224,34 +224,34 @@ class Storm:
 
     def _backoff(self, fd: int, client: Client, error: OSError) -> None:
         now = time.monotonic()
-        if client.is_here:
+        if client.is_connected:
             self._ready_at = NEVER
-        client.waited_s += 0 if client.is_here else now - client.began
+        client.waited_s += 0 if client.is_connected else now - client.began
         pause_s = self._rng.random() * BACKOFF_S
         if isinstance(error, ConnectionRefusedError) and error.args[0] not in (111,):
             self._refusals[str(error.args[0])] += 1
             if error.args[0] == "404":  # sessions do not survive a restart of the front
                 client.url, pause_s = b"", 0.0
-            elif found := AGAIN.search(client.text):
+            elif found := RETRY_AFTER.search(client.text):
                 pause_s += int(found[1])
-        client.is_here = False
+        client.is_connected = False
         del self._by_fd[fd]
         assert client.socket is not None
         client.socket.close()
         heapq.heappush(self._waiting, (now + pause_s, client.number))
 
 
-def _run(orders: Connection, address: tuple[str, int], count: int, seed: int) -> None:
+def _run(pipe: Connection, address: tuple[str, int], count: int, seed: int) -> None:
     raise_file_limit()
     storm = Storm(address, count, seed)
     while True:
         storm.work()
-        if orders.poll():
+        if pipe.poll():
             try:
-                orders.recv()
+                pipe.recv()
             except EOFError:
                 return
-            orders.send(storm.tell())
+            pipe.send(storm.print_progress())
 
 
 class Writer(threading.Thread):
@@ -283,14 +283,14 @@ class Writer(threading.Thread):
             time.sleep(PAUSE_S)
 
 
-def settled(orders: Connection, count: int) -> Iterator[StormState]:
+def settled(pipe: Connection, count: int) -> Iterator[StormState]:
     """Poll until all clients are connected."""
     until = time.monotonic() + SETTLE_S
     while True:
-        orders.send(None)
-        told = orders.recv()
-        yield told
-        if told.here == count or time.monotonic() > until:
+        pipe.send(None)
+        state = pipe.recv()
+        yield state
+        if state.connected == count or time.monotonic() > until:
             return
         time.sleep(0.1)
 
@@ -318,9 +318,9 @@ def campaign(
                 server.restart("kill" if number == restarts else "stop")
             writer.took_ms.clear()
             what = f"restart {number}" if number else "open"
-            _come(ours, summary, clients, what, late_s)
+            _wait_connected(ours, summary, clients, what, late_s)
             _, p99, _, most = quantiles_ms([ms / 1000 for ms in writer.took_ms] or [0])
-            summary.tell(f"  appends at the same time: p99 {p99:.1f} max {most:.1f} ms")
+            summary.print_progress(f"  appends at the same time: p99 {p99:.1f} max {most:.1f} ms")
             time.sleep(seconds)
         writer.is_over = True
         writer.join()
@@ -328,41 +328,43 @@ def campaign(
         ours.close()
         process.join(60)
         process.kill()
-    summary.counts |= Counter({"clients": clients, "records shown": records})
+    summary.counts |= Counter({"clients": clients, "received records": records})
     return summary
 
 
-def _come(orders: Connection, summary: Summary, clients: int, what: str, late_s: float) -> None:
-    waits, told = [], None
-    for told in settled(orders, clients):
-        waits += told.waits_ms
-        summary.problems += told.problems
-    assert told is not None
+def _wait_connected(
+    pipe: Connection, summary: Summary, clients: int, what: str, late_s: float
+) -> None:
+    waits, state = [], None
+    for state in settled(pipe, clients):
+        waits += state.waits_ms
+        summary.problems += state.problems
+    assert state is not None
     p50, p99, _, most = quantiles_ms([ms / 1000 for ms in waits] or [0])
-    summary.tell(
-        f"{what}: {told.here} of {clients} are connected, the last {told.last_s:.1f} s"
+    summary.print_progress(
+        f"{what}: {state.connected} of {clients} are connected, the last {state.last_s:.1f} s"
         f" after the first; waits p50 {p50:.0f} p99 {p99:.0f} max {most:.0f} ms;"
-        f" refusals {told.refusals}"
+        f" refusals {state.refusals}"
     )
-    if told.here != clients:
-        summary.problems.append(f"{what}: {told.here} of {clients} have reconnected")
+    if state.connected != clients:
+        summary.problems.append(f"{what}: {state.connected} of {clients} have reconnected")
     if most > late_s * 1000:
         summary.problems.append(f"{what}: a client has waited for {most:.0f} ms")
 
 
-def _check_end(server: Server, orders: Connection, clients: int, summary: Summary) -> int:
+def _check_end(server: Server, pipe: Connection, clients: int, summary: Summary) -> int:
     """Wait until all clients have received all records. Return the number of records."""
     with Api(server.address) as api:
         heads = [ok(api.call("GET", f"/v0/topics/storm-{n}"))["head_seq"] for n in range(TOPICS)]
-    wanted = sum(heads[number % TOPICS] for number in range(clients))
+    expected = sum(heads[number % TOPICS] for number in range(clients))
     until, records = time.monotonic() + SETTLE_S, -1
-    while records < wanted and time.monotonic() < until:
-        orders.send(None)
-        told = orders.recv()
-        summary.problems += told.problems
-        records = told.records
-    if records != wanted:
-        summary.problems.append(f"{records} records were received, {wanted} expected")
+    while records < expected and time.monotonic() < until:
+        pipe.send(None)
+        state = pipe.recv()
+        summary.problems += state.problems
+        records = state.records
+    if records != expected:
+        summary.problems.append(f"{records} records were received, {expected} expected")
     return records
 
 

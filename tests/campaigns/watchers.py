@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.clients import BROKEN, Actor, Address
-from tests.campaigns.killer import BACK_S, Killer, Summary, program
+from tests.campaigns.killer import RESTART_MAX_S, Killer, Summary, program
 from tests.campaigns.writers import Ledger, Writer, finish
 from tests.support.api import Api, Wire, ok, request
 from tests.support.server import Server
@@ -44,14 +44,14 @@ CAPS = {"fsync-0": 0, "fsync-1": 0, "disk-0": 0, "disk-1": 0, "disk-capped": 60,
 WRITTEN = [*CAPS, "disk-capped", "disk-capped", "fsync-capped"]
 PADDINGS = (0, 200, 2000, 16_000)
 KILL_SHARE = 0.25  # of all faults; the others are cut networks
-ARRIVE_S = 60.0  # for all records in flight at the end
+CATCH_UP_S = 60.0  # for all records in flight at the end
 CUTS = ("end", "reset", "vanish")
 HEARTBEAT_MS = 1000
 SILENCE_S = 15.0  # an open stream sends at least a heartbeat within this time
 RETRY_S = 0.05
 IDS_KEPT = 30
 KINDS = ("brisk", "brisk", "brisk", "slow", "stalling")
-TOLD = ("cap", "from_seq_too_old", "mixed")
+GAP_REASONS = ("cap", "from_seq_too_old", "mixed")
 Seen = dict[tuple[str, int], tuple[int, ...]]  # topic and seq: writer, number, position
 
 
@@ -59,23 +59,23 @@ class PacedWriter(Writer):
     """A writer with few and small writes, so that many watchers can follow."""
 
     def records(self, topic: str) -> list[dict[str, Any]]:
-        self.ending.wait(self.dice.uniform(0.0, 0.04))
-        return self.made(self.dice.randint(1, 4), "x" * self.dice.choice(PADDINGS))
+        self.ending.wait(self.rng.uniform(0.0, 0.04))
+        return self.make_records(self.rng.randint(1, 4), "x" * self.rng.choice(PADDINGS))
 
 
 class Watcher(Actor):
     """Follows some topics until it has reached the given heads, or until it has found an error."""
 
     def __init__(self, number: int, address: Address, seed: int, seen: Seen) -> None:
-        dice = random.Random(f"{seed}/watcher/{number}")
-        super().__init__(f"watcher-{number}", address, dice)
+        rng = random.Random(f"{seed}/watcher/{number}")
+        super().__init__(f"watcher-{number}", address, rng)
         self._seen, self._kind = seen, KINDS[number % len(KINDS)]
         self._options = {
             "heartbeat_ms": HEARTBEAT_MS,
-            "limit": dice.choice((10, 256, 256, 1000)),
-            "consistency": dice.choice(("eventual", "eventual", "strong")),
+            "limit": rng.choice((10, 256, 256, 1000)),
+            "consistency": rng.choice(("eventual", "eventual", "strong")),
         }
-        self._at = dict.fromkeys(sorted(dice.sample(list(CAPS), dice.randint(1, 4))), 0)
+        self._at = dict.fromkeys(sorted(rng.sample(list(CAPS), rng.randint(1, 4))), 0)
         self._highest = dict(self._at)
         self._epochs: dict[str, int] = {}
         # By topic: the end of a tombstone that was the last received event.
@@ -84,10 +84,10 @@ class Watcher(Actor):
         self._ids: deque[str] = deque(maxlen=IDS_KEPT)
         self.cut: str | None = None  # how its network is about to be cut
         # A lost connection: the client neither reads nor closes it.
-        self._left: Wire | None = None
+        self._abandoned_wire: Wire | None = None
         self._heads: dict[str, int] | None = None
 
-    def end_at(self, heads: dict[str, int]) -> None:
+    def set_final_heads(self, heads: dict[str, int]) -> None:
         """Set the final heads. The watcher ends when it has reached them."""
         self._heads = heads
         self.ending.set()
@@ -96,28 +96,30 @@ class Watcher(Actor):
     def missing(self) -> dict[str, tuple[int, int]]:
         """Return the current and the required position by topic."""
         heads = self._heads or {}
-        places = {topic: (at, heads.get(topic, at)) for topic, at in self._at.items()}
-        return {topic: place for topic, place in places.items() if place[0] != place[1]}
+        positions = {topic: (at, heads.get(topic, at)) for topic, at in self._at.items()}
+        return {
+            topic: position for topic, position in positions.items() if position[0] != position[1]
+        }
 
     @property
-    def _arrived(self) -> bool:
+    def _has_caught_up(self) -> bool:
         return self._heads is not None and not self.missing
 
     def run(self) -> None:
         try:
-            while not self._arrived:
+            while not self._has_caught_up:
                 try:
                     self._watch()
                 except BROKEN:
                     self.counts["breaks"] += 1
-                away = 3.0 if self.dice.random() < 0.1 else 3 * RETRY_S
-                self.ending.wait(self.dice.uniform(0.0, away))
+                pause_max_s = 3.0 if self.rng.random() < 0.1 else 3 * RETRY_S
+                self.ending.wait(self.rng.uniform(0.0, pause_max_s))
                 time.sleep(RETRY_S)
         except Exception:
-            self.wrong(f"{self}: {traceback.format_exc(limit=-2)}")
+            self.add_problem(f"{self}: {traceback.format_exc(limit=-2)}")
         finally:
-            if self._left is not None:
-                self._left.socket.close()
+            if self._abandoned_wire is not None:
+                self._abandoned_wire.socket.close()
 
     def __str__(self) -> str:
         return f"{self.name} ({self._kind}, {self._options}, {dict(self.counts)}) at {self._at}"
@@ -134,13 +136,13 @@ class Watcher(Actor):
             if self._wid is None:
                 return
         receive_bytes = None if self._kind == "brisk" else 8192
-        with Wire(self.address(), BACK_S, receive_bytes=receive_bytes) as wire:
-            last = [f"Last-Event-ID: {self._go_back()}"] if self._ids else []
+        with Wire(self.address(), RESTART_MAX_S, receive_bytes=receive_bytes) as wire:
+            last = [f"Last-Event-ID: {self._rewind()}"] if self._ids else []
             accept = "Accept: text/event-stream"
             wire.send(request("GET", f"/v0/watch/{self._wid}", None, accept, *last))
             status, headers = wire.head()
             if status == 404:
-                self.counts["sessions gone"] += 1
+                self.counts["expired sessions"] += 1
                 self._wid = None
             if status in (404, 429, 503):
                 return
@@ -157,25 +159,25 @@ class Watcher(Actor):
         topics = {topic: {"from_seq": seq} for topic, seq in self._at.items()}
         for topic in topics.keys() & self._epochs.keys():
             topics[topic]["epoch"] = self._epochs[topic]
-        with Api(self.address(), timeout_s=BACK_S) as api:
+        with Api(self.address(), timeout_s=RESTART_MAX_S) as api:
             answer = api.call("POST", "/v0/watch", {**self._options, "topics": topics})
         if answer.status in (429, 503):
             return None
         assert answer.status == 200, f"POST returns {answer}"
         body = answer.json()
-        for topic, told in body["topics"].items():
-            at, epoch = self._at[topic], self._epochs.setdefault(topic, told["epoch"])
-            assert told["from_seq"] == at, f"POST for {topic} from {at} returns {told}"
-            assert told["epoch"] == epoch, f"{topic} has another epoch: {told}, it was {epoch}"
+        for topic, start in body["topics"].items():
+            at, epoch = self._at[topic], self._epochs.setdefault(topic, start["epoch"])
+            assert start["from_seq"] == at, f"POST for {topic} from {at} returns {start}"
+            assert start["epoch"] == epoch, f"{topic} has another epoch: {start}, it was {epoch}"
         self.counts["posts"] += 1
         return str(body["wid"])
 
-    def _go_back(self) -> str:
+    def _rewind(self) -> str:
         """Return the id to resume from: mostly the last one, sometimes an earlier one. Set the
         watcher's positions to it.
         """
-        if self.dice.random() < 0.3:
-            for _ in range(self.dice.randrange(len(self._ids))):
+        if self.rng.random() < 0.3:
+            for _ in range(self.rng.randrange(len(self._ids))):
                 self._ids.pop()
         self._at = {topic: decoded(self._ids[-1])[topic] for topic in self._at}
         self.counts["resumes"] += 1
@@ -186,50 +188,50 @@ class Watcher(Actor):
 
     def _read(self, wire: Wire) -> None:
         decoder, unchunk, sock = Decoder(), Unchunk(), wire.socket
-        piece, wire._buffer = bytes(wire._buffer), bytearray()
+        data, wire._buffer = bytes(wire._buffer), bytearray()
         sock.settimeout(0.1)
-        heard_at = time.monotonic()
+        received_at = time.monotonic()
         self.cut = None
         while True:
-            for event in decoder.feed(unchunk.feed(piece)):
-                self._take(event)
-            if self._arrived:
+            for event in decoder.feed(unchunk.feed(data)):
+                self._check_event(event)
+            if self._has_caught_up:
                 return
             if self.cut is not None:
-                self._break(wire, self.cut)
+                self._cut_network(wire, self.cut)
             self._delay()
             is_brisk = self._kind == "brisk" or self.ending.is_set()
             try:
-                piece = sock.recv(1 << 16 if is_brisk else 4096)
+                data = sock.recv(1 << 16 if is_brisk else 4096)
             except TimeoutError:
-                piece, silent = b"", time.monotonic() - heard_at
-                assert silent <= SILENCE_S, "the stream is silent"
+                data, silent_s = b"", time.monotonic() - received_at
+                assert silent_s <= SILENCE_S, "the stream is silent"
                 continue
-            heard_at = time.monotonic()
-            if not piece:
+            received_at = time.monotonic()
+            if not data:
                 raise EOFError("the stream has ended")
 
     def _delay(self) -> None:
         if self._kind == "slow":
             self.ending.wait(0.01)
-        elif self._kind == "stalling" and self.dice.random() < 0.01:
+        elif self._kind == "stalling" and self.rng.random() < 0.01:
             self.counts["stalls"] += 1
-            self.ending.wait(self.dice.uniform(0.5, 6.0))
+            self.ending.wait(self.rng.uniform(0.5, 6.0))
 
-    def _break(self, wire: Wire, how: str) -> None:
+    def _cut_network(self, wire: Wire, how: str) -> None:
         self.counts[f"cut: {how}"] += 1
         if how == "end":
             wire.socket.shutdown(socket.SHUT_RDWR)
         elif how == "reset":
             wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         else:  # the other end is not notified, as with a disconnected cable
-            if self._left is not None:
-                self._left.socket.close()
-            self._left = Wire.__new__(Wire)
-            self._left.socket = socket.socket(fileno=wire.socket.detach())
+            if self._abandoned_wire is not None:
+                self._abandoned_wire.socket.close()
+            self._abandoned_wire = Wire.__new__(Wire)
+            self._abandoned_wire.socket = socket.socket(fileno=wire.socket.detach())
         raise EOFError(how)
 
-    def _take(self, event: SseEvent) -> None:
+    def _check_event(self, event: SseEvent) -> None:
         if event.event is None:
             return
         body = event.json()
@@ -239,46 +241,52 @@ class Watcher(Actor):
             return
         topic = body["topic"]
         if event.event == RECORD:
-            self._take_records(topic, body)
+            self._check_records(topic, body)
         elif event.event == TOMBSTONE:
-            self._take_tombstone(topic, body)
+            self._check_tombstone(topic, body)
         else:
             assert event.event == CAUGHT_UP, f"an unexpected event: {str(event)[:500]}"
             self.counts["caught up"] += 1
             at = self._at[topic]
             assert body["head_seq"] == at, f"{topic} is caught up: {body}, the watcher is at {at}"
-        told = event.id and event.cursor
-        assert told == self._at, f"the id is {told} after {event.event} of {topic}: {self._at}"
+        cursor = event.id and event.cursor
+        assert cursor == self._at, f"the id is {cursor} after {event.event} of {topic}: {self._at}"
         self._ids.append(str(event.id))
 
-    def _take_records(self, topic: str, body: dict[str, Any]) -> None:
+    def _check_records(self, topic: str, body: dict[str, Any]) -> None:
         at, to_seq, highest = self._at[topic], body["to_seq"], self._highest[topic]
         seqs = [record["$seq"] for record in body["records"]]
-        told = {name: body[name] for name in ("from_seq", "to_seq", "head_seq")}
-        what = f"{topic}: {told} with {seqs} follows {at}; the highest known seq is {highest}"
+        bounds = {name: body[name] for name in ("from_seq", "to_seq", "head_seq")}
+        what = f"{topic}: {bounds} with {seqs} follows {at}; the highest known seq is {highest}"
         assert body["from_seq"] == at < to_seq <= body["head_seq"], what
         assert seqs == [*range(at + 1, to_seq + 1)], what
         for record in body["records"]:
-            origin, place = tuple(record["data"][:3]), (topic, record["$seq"])
-            other = self._seen.setdefault(place, origin)
-            assert other == origin, f"{place}: {origin}, another watcher got {other}"
+            origin, key = tuple(record["data"][:3]), (topic, record["$seq"])
+            other = self._seen.setdefault(key, origin)
+            assert other == origin, f"{key}: {origin}, another watcher received {other}"
         self.counts["records"] += len(seqs)
-        self.counts["again"] += sum(seq <= highest for seq in seqs)
+        self.counts["repeated records"] += sum(seq <= highest for seq in seqs)
         self._gap_ends.pop(topic, None)
         self._move(topic, to_seq)
 
-    def _take_tombstone(self, topic: str, body: dict[str, Any]) -> None:
+    def _check_tombstone(self, topic: str, body: dict[str, Any]) -> None:
         at, cap = self._at[topic], CAPS[topic]
         gap_from, gap_to, head_seq = body["gap_from"], body["gap_to"], body["head_seq"]
         what = f"{topic} at {at} with a cap of {cap}: {body}"
         assert cap, what
-        assert body["reason"] in TOLD, what
+        assert body["reason"] in GAP_REASONS, what
         assert gap_from == at + 1 <= gap_to, what
-        assert topic not in self._gap_ends, f"a gap in two parts, {self._gap_ends} and {what}"
+        assert topic not in self._gap_ends, (
+            f"a gap is reported in two parts, {self._gap_ends} and {what}"
+        )
         # Other watchers do not know the head at the eviction.
-        shown_all = self._options["consistency"] == "eventual"
-        assert gap_to <= head_seq - cap or not shown_all, f"not lost: {what}"
-        assert gap_to == body["earliest_seq"] - 1, f"not what is lost: {what}"
+        is_eventual = self._options["consistency"] == "eventual"
+        assert gap_to <= head_seq - cap or not is_eventual, (
+            f"records that are still stored are reported as lost: {what}"
+        )
+        assert gap_to == body["earliest_seq"] - 1, (
+            f"the gap does not end before the earliest seq: {what}"
+        )
         self.counts["gaps"] += 1
         self.counts["lost"] += gap_to - at
         self._gap_ends[topic] = gap_to
@@ -293,12 +301,12 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
     """Run writers and watchers while processes are killed and networks are cut. Afterwards all
     records must arrive.
     """
-    summary, dice, seen = Summary(seed), random.Random(seed), Seen()
+    summary, rng, seen = Summary(seed), random.Random(seed), Seen()
     with Server(data_dir, shards=SHARDS, wal_file_bytes=WAL_FILE_BYTES) as server:
         with Api(server.address) as api:
             for topic, cap in CAPS.items():
                 ok(api.put(topic, {"durability": topic.partition("-")[0], "cap_records": cap}), 201)
-        killer = Killer(server, SHARDS, dice)
+        killer = Killer(server, SHARDS, rng)
         writers = [
             PacedWriter(number, lambda: server.address, WRITTEN, seed) for number in range(WRITERS)
         ]
@@ -308,15 +316,15 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
         for thread in (*writers, *readers):
             thread.start()
         try:
-            _inject_faults(dice, killer, readers, seconds)
+            _inject_faults(rng, killer, readers, seconds)
         finally:
             ledgers = finish(writers)
             summary.killed = str(killer)
-        server.wait_ready(BACK_S)
+        server.wait_ready(RESTART_MAX_S)
         heads = _compare(summary, ledgers, seen)
         for reader in readers:
-            reader.end_at(heads)
-        deadline = time.monotonic() + ARRIVE_S
+            reader.set_final_heads(heads)
+        deadline = time.monotonic() + CATCH_UP_S
         for reader in readers:
             reader.join(max(deadline - time.monotonic(), 0.0))
             summary.counts += reader.counts
@@ -329,16 +337,16 @@ def campaign(data_dir: Path, *, seed: int, seconds: float, watchers: int) -> Sum
 
 
 def _inject_faults(
-    dice: random.Random, killer: Killer, readers: list[Watcher], seconds: float
+    rng: random.Random, killer: Killer, readers: list[Watcher], seconds: float
 ) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        time.sleep(dice.uniform(0.05, 0.8))  # a random moment for the next fault
-        if dice.random() < KILL_SHARE:
+        time.sleep(rng.uniform(0.05, 0.8))  # a random moment for the next fault
+        if rng.random() < KILL_SHARE:
             killer.kill()
         else:
-            for reader in dice.sample(readers, min(dice.randint(1, 3), len(readers))):
-                reader.cut = dice.choice(CUTS)
+            for reader in rng.sample(readers, min(rng.randint(1, 3), len(readers))):
+                reader.cut = rng.choice(CUTS)
 
 
 def _compare(summary: Summary, ledgers: list[Ledger], seen: Seen) -> dict[str, int]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.campaigns.clients import Actor, Address, end
+from tests.campaigns.clients import Actor, Address, stop_actors
 from tests.support.api import Api
 
 LARGE = "x" * (2**20 - 100)
@@ -50,8 +50,8 @@ class Writer(Actor):
         self._topics = topics
         self._number = 0  # of the next write
 
-    def turn(self) -> None:
-        topic = self.dice.choice(self._topics)
+    def step(self) -> None:
+        topic = self.rng.choice(self._topics)
         self.ledger.uncertain = self._number
         records = self.records(topic)
         body: dict[str, Any] = {
@@ -59,7 +59,7 @@ class Writer(Actor):
             "idempotency_key": f"{self.name}-{self._number}",
             "config": {"durability": topic.partition("-")[0]},
         }
-        answer = self.line.insist("POST", f"/v0/topics/{topic}", body)
+        answer = self.client.request_until_done("POST", f"/v0/topics/{topic}", body)
         if answer is not None:
             self.ledger.acked[self._number] = Write(topic, answer["seqs"])
             self.ledger.uncertain = None
@@ -67,21 +67,21 @@ class Writer(Actor):
 
     def records(self, topic: str) -> list[dict[str, Any]]:
         """Return mostly a few small records, sometimes a body of several megabytes."""
-        large = self.dice.random() < LARGE_SHARE
-        size, padding = (5, LARGE) if large else (self.dice.randint(1, 3), "")
-        return self.made(size, padding)
+        large = self.rng.random() < LARGE_SHARE
+        size, padding = (5, LARGE) if large else (self.rng.randint(1, 3), "")
+        return self.make_records(size, padding)
 
-    def made(self, size: int, padding: str) -> list[dict[str, Any]]:
+    def make_records(self, size: int, padding: str) -> list[dict[str, Any]]:
         """Return the records of the next write."""
-        place = self.ledger.writer, self._number
-        return [{"data": [*place, position, padding]} for position in range(size)]
+        write_id = self.ledger.writer, self._number
+        return [{"data": [*write_id, position, padding]} for position in range(size)]
 
 
 def finish(writers: Sequence[Writer], *, abandon: bool = False) -> list[Ledger]:
     """Stop the writers and return their ledgers."""
     for writer in writers if abandon else ():
-        writer.line.abandoned.set()
-    end(writers)
+        writer.client.abandoned.set()
+    stop_actors(writers)
     return [writer.ledger for writer in writers]
 
 
@@ -115,10 +115,10 @@ def _first_break(seqs: list[int]) -> str:
 def _disorder(topic: str, records: list[tuple[int, ...]]) -> list[str]:
     last: dict[int, tuple[int, ...]] = {}
     problems = []
-    for writer, *place in records:
-        if tuple(place) <= last.get(writer, (-1,)):
-            problems.append(f"{topic}: writer {writer}: write {place} follows {last[writer]}")
-        last[writer] = tuple(place)
+    for writer, *write_id in records:
+        if tuple(write_id) <= last.get(writer, (-1,)):
+            problems.append(f"{topic}: writer {writer}: write {write_id} follows {last[writer]}")
+        last[writer] = tuple(write_id)
     return problems
 
 
@@ -126,14 +126,15 @@ def _compare(ledger: Ledger, found: dict[tuple[int, int], list[tuple[str, int, i
     problems = []
     for number, write in ledger.acked.items():
         expected = [(write.topic, seq, position) for position, seq in enumerate(write.seqs)]
-        if (there := found.get((ledger.writer, number), [])) != expected:
+        if (stored := found.get((ledger.writer, number), [])) != expected:
             problems.append(
-                f"writer {ledger.writer}, write {number}: acknowledged as {expected}, found {there}"
+                f"writer {ledger.writer}, write {number}: acknowledged as {expected},"
+                f" stored {stored}"
             )
     known = {*ledger.acked, ledger.uncertain}
-    strangers = [
+    unknown = [
         number for writer, number in found if writer == ledger.writer and number not in known
     ]
-    if strangers:
-        problems.append(f"writer {ledger.writer}: writes {strangers} were never sent")
+    if unknown:
+        problems.append(f"writer {ledger.writer}: writes {unknown} were never sent")
     return problems

@@ -12,7 +12,7 @@ import pytest
 
 from tests.campaigns.schema_fuzz import fuzz, fuzzed_server
 from tests.campaigns.schema_mutations import bytes_of, mutate, text_of
-from tests.campaigns.schemas import ROWS, asked, command
+from tests.campaigns.schemas import ROWS, command, valid_request
 from topics.front.table import ROUTES, match
 
 # Below this number of requests, a loaded machine may refuse none because of the mutation.
@@ -27,7 +27,7 @@ def test_the_same_seed_makes_the_same_requests() -> None:
 def _requests(source: random.Random, count: int) -> list[bytes]:
     made = []
     for _ in range(count):
-        request = asked(source)
+        request = valid_request(source)
         mutate(source, request)
         made.append(bytes_of(request, "k"))
     return made
@@ -36,7 +36,7 @@ def _requests(source: random.Random, count: int) -> list[bytes]:
 def test_a_generated_request_matches_its_route() -> None:
     source = random.Random(3)
     for _ in range(500):
-        request = asked(source)
+        request = valid_request(source)
         found = match(request.method, request.path.encode())
         assert request.method in found.route.methods
         if request.body is not None:
@@ -47,7 +47,7 @@ def test_a_generated_request_matches_its_route() -> None:
 
 def test_every_route_is_requested() -> None:
     source = random.Random(1)
-    made = [asked(source) for _ in range(40 * len(ROWS))]
+    made = [valid_request(source) for _ in range(40 * len(ROWS))]
     found = {match(request.method, request.path.encode()).route.path for request in made}
     others = {"/v0/watch/:wid", "/v0/ws", "/v0/backup"}  # streams and the backup
     assert found | others == {route.path for route in ROUTES if not route.is_public}

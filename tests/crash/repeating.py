@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def repeated_by(program: str, **options: object) -> Iterator[None]:
+def print_repeat_command(program: str, **options: object) -> Iterator[None]:
     """Print the command that repeats the campaign if the block raises."""
     try:
         yield
     except BaseException:
-        told = " ".join(f"--{name} {value}" for name, value in options.items())
-        print(f"repeat with: python -m tests.campaigns.{program} {told}")
+        arguments = " ".join(f"--{name} {value}" for name, value in options.items())
+        print(f"repeat with: python -m tests.campaigns.{program} {arguments}")
         raise

@@ -1,4 +1,4 @@
-"""A backup never stops a writer. If the disk becomes full, the pin of the backup is broken, the
+"""A backup never blocks a writer. If the disk becomes full, the pin of the backup is broken, the
 files that it kept are deleted, and the failed write is retried once.
 """
 
@@ -37,7 +37,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class SlowClient:
-    """Reads the first bytes of a backup, and the rest on request."""
+    """A client that reads the first bytes of a backup immediately, and the rest in `rest`."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.socket()
@@ -61,11 +61,11 @@ class SlowClient:
 def fill(disk: Path) -> None:
     """Fill the disk up to 2 MiB, so that it is full after the current log file."""
     with (disk / "other").open("wb") as file, contextlib.suppress(OSError):
-        for taken in itertools.count():
+        for mebibytes in itertools.count():
             found = os.statvfs(disk)
             if found.f_bavail * found.f_frsize < 2 * MIB:
                 break
-            os.posix_fallocate(file.fileno(), taken * MIB, MIB)
+            os.posix_fallocate(file.fileno(), mebibytes * MIB, MIB)
 
 
 def records(number: int) -> list[list[object]]:
@@ -89,7 +89,7 @@ def test_a_streamed_append_takes_the_space_that_a_slow_backup_keeps(disk: Path) 
         slow.close()
         found = ok(api.call("GET", "/v0/topics/next"))
         assert found["count"] == NEW_BLOBS * BLOB_RECORDS
-        assert api.call("GET", "/v0/backup").status == 200, "the next backup begins"
+        assert api.call("GET", "/v0/backup").status == 200, "the next backup fails"
         server.stop()
 
 

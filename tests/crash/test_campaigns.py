@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.campaigns import backups, kills, storm, watchers
-from tests.crash.repeating import repeated_by
+from tests.crash.repeating import print_repeat_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,14 +24,14 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
 @pytest.mark.parametrize(
     ("program", "campaign", "options", "wanted"),
     [
-        # No client observes what the contract does not allow.
+        # No client observes a violation of the contract.
         (
             "kills",
             kills.campaign,
             {"seconds": SECONDS or 6, "kills": KILLS or 4},
             {"appends": 20, "records read": 20, "jobs": 20} | dict.fromkeys(("acks", "routers"), 0),
         ),
-        # A restored backup contains every acknowledged record, and none twice.
+        # A restored backup contains every acknowledged record exactly once.
         (
             "backups",
             backups.campaign,
@@ -50,7 +50,7 @@ SECONDS = float(os.environ.get("TEST_SECONDS", "0"))
             "storm",
             storm.campaign,
             {"seconds": SECONDS or 0.5, "clients": 80, "restarts": 2, "late_s": 60.0},
-            {"records shown": 80},
+            {"received records": 80},
         ),
     ],
     ids=["kills", "backups", "watchers", "storm"],
@@ -62,7 +62,7 @@ def test_a_campaign_finds_no_broken_promise(
     options: dict[str, Any],
     wanted: dict[str, int],
 ) -> None:
-    with repeated_by(program, seed=SEED, **options):
+    with print_repeat_command(program, seed=SEED, **options):
         summary = campaign(tmp_path / "data", seed=SEED, **options)
         assert not summary.problems, str(summary)
         assert all(summary.counts[what] > least for what, least in wanted.items()), str(summary)

@@ -23,7 +23,7 @@ REFUSED = 3
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a killed server with every kind of file.
 
     The server has sealed, deleted, evicted and streamed a long write into a blob.
@@ -31,21 +31,22 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server = Server(tmp_path_factory.mktemp("kinds") / "data", shards=1, wal_file_bytes=64 << 10)
     with server:
         with Api(server.address) as api:
-            _busy(api, 0)
+            _write_load(api, 0)
         with server.again("stop") as api:
-            _busy(api, 1)
+            _write_load(api, 1)
         server.kill()
     return server.data_dir
 
 
-def _busy(api: Api, part: int) -> None:
+def _write_load(api: Api, round_number: int) -> None:
     for name, config in (("plain", {}), ("capped", {"cap_records": 30})):
         answer = api.put(name, {"durability": "fsync", **config})
         ok(answer, answer.status)
         for number in range(40):
             ok(
                 api.append(
-                    name, records=[{"data": [part, number, "x" * 3000], "tag": f"t{number % 5}"}]
+                    name,
+                    records=[{"data": [round_number, number, "x" * 3000], "tag": f"t{number % 5}"}],
                 )
             )
     ok(api.call("POST", "/v0/topics/plain/delete", {"match": "t3"}))
@@ -54,7 +55,7 @@ def _busy(api: Api, part: int) -> None:
     )
     # This write must be the last one. Its blob has filled the log file, and the next frame would
     # seal it.
-    ok(long, 200 if part else 201)
+    ok(long, 200 if round_number else 201)
 
 
 def kinds_of(path: Path) -> dict[str, list[Path]]:
@@ -74,9 +75,9 @@ KINDS = {"meta": META, ".wal": LOG, ".ckpt": CHECKPOINT, ".seg": SEGMENT, ".blob
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_command_refuses_a_file_of_another_version_with_a_one_line_message(
-    killed: Path, tmp_path: Path, kind: str
+    killed_data_dir: Path, tmp_path: Path, kind: str
 ) -> None:
-    path = Path(shutil.copytree(killed, tmp_path / "copy"))
+    path = Path(shutil.copytree(killed_data_dir, tmp_path / "copy"))
     newest = kinds_of(path)[kind][-1]
     if kind == ".seg":  # A start reads only the segments that its checkpoint names
         found, *_ = checkpoints.intact_checkpoints(path / "checkpoint" / "00")
@@ -93,11 +94,11 @@ def test_every_command_refuses_a_file_of_another_version_with_a_one_line_message
         (("repair", str(path)), newest),
         (("restore", str(archive), str(target)), newest.relative_to(path)),
     ):
-        done = topics(*command)
-        (line,) = [line for line in (done.stdout + done.stderr).splitlines() if reason in line]
+        result = topics(*command)
+        (line,) = [line for line in (result.stdout + result.stderr).splitlines() if reason in line]
         assert str(name) in line
-        assert done.returncode == REFUSED
-        assert "Traceback" not in done.stderr
+        assert result.returncode == REFUSED
+        assert "Traceback" not in result.stderr
     assert not target.exists()
     if kind != ".blob":  # A start does not read the blob if a segment contains its records
         server = Server(path)
@@ -118,14 +119,14 @@ def archive_of(path: Path) -> bytes:
     return archived({str(file.relative_to(path)): file.read_bytes() for file in files})
 
 
-def refused_start(server: Server, hurt: Path) -> None:
+def check_refused_start(server: Server, damaged: Path) -> None:
     """Check that the start names file and offset, and that it is not retried."""
     server.spawn()
     try:
         assert server.wait_exit(30) == REFUSED, server.log_tail
     finally:
         server.kill()
-    assert str(hurt) in server.logged
+    assert str(damaged) in server.logged
     assert '"offset"' in server.logged
     assert f"topics repair --dry-run {server.data_dir}" in server.logged
     assert "Traceback" not in server.logged
@@ -146,8 +147,8 @@ def test_a_damaged_frame_below_acknowledged_ones_stops_the_server_until_a_repair
         )
         flip(path, path.read_bytes().index(b"marker-9-"))
         log = path.read_bytes()
-        refused_start(server, path)
-        assert path.read_bytes() == log, "a refused log must stay as it is"
+        check_refused_start(server, path)
+        assert path.read_bytes() == log, "a refused start has changed the log"
         repaired = topics("repair", str(server.data_dir))
         assert repaired.returncode == 0, repaired.stderr
         assert 'topic "t": seqs 28 to 30 are lost' in repaired.stdout
@@ -172,7 +173,7 @@ def test_a_damaged_blob_refuses_the_start(tmp_path: Path) -> None:
         server.kill()
     (blob,) = (tmp_path / "data" / "blob" / "00").glob("*.blob")
     flip(blob, 66)
-    refused_start(server, blob)
+    check_refused_start(server, blob)
 
 
 def test_a_blob_damaged_during_a_stop_causes_a_tombstone_and_affects_no_other_topic(
@@ -182,7 +183,7 @@ def test_a_blob_damaged_during_a_stop_causes_a_tombstone_and_affects_no_other_to
     with server:
         with Api(server.address) as api:
             ok(api.append("t", *["x" * 900_000] * 6), 201)
-            ok(api.append("t", "behind"))
+            ok(api.append("t", "later"))
         server.stop()
         (blob,) = (tmp_path / "data" / "blob" / "00").glob("*.blob")
         flip(blob, 3_000_000)
@@ -196,7 +197,7 @@ def test_a_blob_damaged_during_a_stop_causes_a_tombstone_and_affects_no_other_to
                     6,
                 )
             assert [record["data"] for record in ok(api.diff("t", from_seq=6))["records"]] == [
-                "behind"
+                "later"
             ]
             ok(api.append("t", "more"))
             ok(api.append("other", 1), 201)

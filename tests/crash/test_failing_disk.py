@@ -65,7 +65,7 @@ def lossy(tmp_path: Path) -> Iterator[Lossy]:
 @pytest.mark.parametrize(
     ("operation", "durability"), [("fsync", "fsync"), ("fsync", "disk"), ("write", "disk")]
 )
-def test_a_failed_write_is_never_visible_and_ends_the_writes_of_the_shard(
+def test_after_a_failed_write_the_shard_refuses_writes_and_never_shows_the_record(
     lossy: Lossy, operation: str, durability: str
 ) -> None:
     with Server(lossy.path / "data", shards=1, wal_file_bytes=1 * MIB) as server:
@@ -79,27 +79,31 @@ def test_a_failed_write_is_never_visible_and_ends_the_writes_of_the_shard(
             refusal = None
             deadline = time.monotonic() + 10
             while refusal is None:
-                assert time.monotonic() < deadline, "writes go on onto a disk that fails"
-                answer = api.append("t", f"in doubt {len(acknowledged)}")
+                assert time.monotonic() < deadline, (
+                    "the shard still accepts writes to a disk that fails"
+                )
+                answer = api.append("t", f"uncertain {len(acknowledged)}")
                 if answer.status == 200:
                     assert (operation, durability) == ("fsync", "disk"), (
-                        "acknowledged without the disk"
+                        "a write was acknowledged although the disk fails"
                     )
-                    acknowledged.append(f"in doubt {len(acknowledged)}")
+                    acknowledged.append(f"uncertain {len(acknowledged)}")
                 else:
                     refusal = answer
             refused(refusal, 503, "not_ready")
-            assert data_of(api, "t") == acknowledged, "reads go on, without the write that failed"
+            assert data_of(api, "t") == acknowledged, (
+                "a read does not return exactly the acknowledged records"
+            )
             lossy.ctl("faults", clear=True)
             if operation == "fsync":
-                # The disk is not trusted again until a restart.
+                # The shard does not use the disk again until a restart.
                 refused(api.append("t", "after"), 503, "not_ready")
             assert data_of(api, "t")[: len(acknowledged)] == acknowledged
         with server.again("kill") as api:
             found = data_of(api, "t")
             assert found[: len(acknowledged)] == acknowledged
             assert len(found) <= len(acknowledged) + 1
-            assert ok(api.append("t", "goes on"))["seqs"][0] > len(acknowledged)
+            assert ok(api.append("t", "after the restart"))["seqs"][0] > len(acknowledged)
 
 
 # --- a disk that hangs
@@ -109,10 +113,10 @@ def test_a_failed_write_is_never_visible_and_ends_the_writes_of_the_shard(
 @pytest.mark.parametrize(
     ("durability", "length"), [("fsync", 1), ("disk", 1), ("fsync", LOOP_WRITE_MAX_BYTES)]
 )
-def test_a_hanging_disk_ends_the_writes_and_is_reported(
+def test_a_hanging_disk_makes_the_shard_refuse_writes_and_is_reported(
     tmp_path: Path, durability: str, length: int
 ) -> None:
-    """The loop makes a short write and may hang with it. The thread makes a long write."""
+    """The loop executes a short write and hangs with it. A thread executes a long write."""
     reason = "disk_stalled"
     with (
         freezable_disk(tmp_path / "disk") as freeze,
@@ -122,15 +126,17 @@ def test_a_hanging_disk_ends_the_writes_and_is_reported(
         ok(api.put("t", {"durability": durability}), 201)
         ok(api.append("t", 1))
         freeze(True)
-        for number in (2, 3):  # The first hangs, the second is refused immediately
+        for number in (2, 3):  # The first write hangs, and the second is refused immediately
             answer = api.append("t", f"{number}".ljust(length))
             assert refused(answer, 503, "not_ready")["detail"]["reason"] == reason
         ready = refused(api.call("GET", "/v0/ready"), 503, "not_ready")
         assert ready["detail"]["shards"] == [{"shard": 0, "state": reason}]
         if length > 1:
-            assert data_of(api, "t") == [1], "the loop lives, so reads go on"
+            assert data_of(api, "t") == [1], "the loop does not serve reads"
         freeze(False)
         server.wait_ready()
         ok(api.append("t", 4))
-        there = [1, "2".ljust(length), 4]
-        assert data_of(api, "t") == there, "what hung is there; what was refused is not"
+        expected = [1, "2".ljust(length), 4]
+        assert data_of(api, "t") == expected, (
+            "the write that hung is missing, or a refused write is stored"
+        )

@@ -1,4 +1,4 @@
-"""A disk that is full to its last byte: reads, deletes, drops and starts work, and the shard
+"""A completely full disk: reads, deletes of records and topics, and starts succeed, and the shard
 detects free space on its own.
 """
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, needs_root]
 
 KIB, MIB = 1 << 10, 1 << 20
 FILE_BYTES = 256 * KIB
-AGAIN_S = 40.0  # Two checkpoints, five seconds apart, and the time before and after
+RECOVERY_MAX_S = 40.0  # Two checkpoints, five seconds apart, and the time before and after
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-def serving(disk: Path) -> Server:
+def server_on(disk: Path) -> Server:
     return Server(disk / "data", shards=1, wal_file_bytes=FILE_BYTES)
 
 
@@ -40,21 +40,21 @@ def fill_up(api: Api, topic: str, disk: Path) -> int:
 
     The last writes are small, so that the log file is full too.
     """
-    taken = 0
-    while taken < 20_000:
-        found = os.statvfs(disk)
-        last = found.f_bavail * found.f_frsize < 8 * FILE_BYTES
+    acknowledged = 0
+    while acknowledged < 20_000:
+        free = os.statvfs(disk)
+        last = free.f_bavail * free.f_frsize < 8 * FILE_BYTES
         count, size = (4, 300) if last else (16, 8_000)
-        answer = api.append(topic, *([taken + one, "x" * size] for one in range(count)))
+        answer = api.append(topic, *([acknowledged + one, "x" * size] for one in range(count)))
         if answer.status != 200:
             refused(answer, 503, "not_ready")
-            return taken
-        taken += count
-    raise AssertionError("a small disk takes no end of records")
+            return acknowledged
+        acknowledged += count
+    raise AssertionError("the disk never becomes full")
 
 
 @contextlib.contextmanager
-def not_a_byte_left(disk: Path) -> Iterator[None]:
+def completely_full(disk: Path) -> Iterator[None]:
     """Let another file take all the remaining space of the disk."""
     path = disk / "others"
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -69,19 +69,19 @@ def numbers(api: Api, topic: str) -> list[Any]:
     return [record["data"][0] for record in api.read(topic, max_batch_bytes=8 * MIB)]
 
 
-def until(api: Api, topic: str, status: int = 200) -> Answer:
+def append_until(api: Api, topic: str, status: int = 200) -> Answer:
     """Repeat an append until it has this status, and return the response."""
-    deadline = time.monotonic() + AGAIN_S
+    deadline = time.monotonic() + RECOVERY_MAX_S
     while (answer := api.append(topic, ["again", ""])).status != status:
         refused(answer, 503, "not_ready")
         assert answer.json()["error"]["detail"]["reason"] == "disk_full"
-        assert time.monotonic() < deadline, "room was made, and nobody has noticed"
+        assert time.monotonic() < deadline, "the shard has not detected the free space"
         time.sleep(0.1)
     return answer
 
 
-def test_on_a_full_disk_deletes_and_drops_work_and_free_space(disk: Path) -> None:
-    with serving(disk) as server, Api(server.address) as api:
+def test_deletes_of_records_and_topics_succeed_on_a_full_disk_and_free_space(disk: Path) -> None:
+    with server_on(disk) as server, Api(server.address) as api:
         for topic in ("kept", "dropped"):
             ok(api.put(topic, {"durability": "fsync"}), 201)
         for number in range(200):
@@ -90,45 +90,45 @@ def test_on_a_full_disk_deletes_and_drops_work_and_free_space(disk: Path) -> Non
                     "kept", records=[{"data": [number, "y" * 1_000], "tag": f"t{number % 2}"}]
                 )
             )
-        taken = fill_up(api, "dropped", disk)
-        with not_a_byte_left(disk):
+        acknowledged = fill_up(api, "dropped", disk)
+        with completely_full(disk):
             refused(api.put("new"), 503, "not_ready")
             assert ok(api.call("POST", "/v0/topics/kept/delete", {"match": "t1"}))["deleted"] == 100
             assert numbers(api, "kept") == [*range(0, 200, 2)]
-            assert numbers(api, "dropped") == [*range(taken)]
+            assert numbers(api, "dropped") == [*range(acknowledged)]
             ok(api.delete("dropped"))
-            until(api, "kept")
+            append_until(api, "kept")
             ok(api.put("new"), 201)
             assert numbers(api, "kept") == [*range(0, 200, 2), "again"]
         server.stop()
 
 
 def test_expired_records_are_removed_from_a_full_disk_without_any_request(disk: Path) -> None:
-    with serving(disk) as server, Api(server.address) as api:
+    with server_on(disk) as server, Api(server.address) as api:
         ok(api.put("other"), 201)
         ok(api.put("old", {"ttl_ms": 20_000}), 201)
         fill_up(api, "old", disk)
-        deadline = time.monotonic() + AGAIN_S
-        while (found := os.statvfs(disk)).f_bavail < found.f_blocks // 2:
-            assert time.monotonic() < deadline, "what is too old takes room"
+        deadline = time.monotonic() + RECOVERY_MAX_S
+        while (free := os.statvfs(disk)).f_bavail < free.f_blocks // 2:
+            assert time.monotonic() < deadline, "expired records still occupy disk space"
             time.sleep(0.1)
-        until(api, "other")
+        append_until(api, "other")
 
 
 def test_a_shard_starts_on_a_full_disk_and_serves_reads_and_deletes(disk: Path) -> None:
-    with serving(disk) as server:
+    with server_on(disk) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": "fsync"}), 201)
-            taken = fill_up(api, "t", disk)
-        with not_a_byte_left(disk):
+            acknowledged = fill_up(api, "t", disk)
+        with completely_full(disk):
             with server.again("kill") as api:
-                assert numbers(api, "t") == [*range(taken)]
+                assert numbers(api, "t") == [*range(acknowledged)]
                 refused(api.append("t", [-1, "x" * 8_000]), 503, "not_ready")
                 ok(api.call("POST", "/v0/topics/t/delete", {"before_seq": 2}))
             with server.again("kill") as api:
-                assert numbers(api, "t") == [*range(1, taken)]
+                assert numbers(api, "t") == [*range(1, acknowledged)]
                 ok(api.delete("t"))
-                until(api, "u", 201)
+                append_until(api, "u", 201)
             with server.again("stop") as api:
                 assert numbers(api, "u") == ["again"]
 
@@ -142,17 +142,17 @@ def without_reserves(data: Path) -> None:
 def test_a_shard_with_a_full_log_and_no_reserve_serves_reads_and_continues_when_space_is_free(
     disk: Path,
 ) -> None:
-    with serving(disk) as server:
+    with server_on(disk) as server:
         with Api(server.address) as api:
             ok(api.put("t", {"durability": "fsync"}), 201)
-            taken = 0
+            acknowledged = 0
             while len(list((disk / "data" / "wal" / "00").glob("*.wal"))) < 2:
-                ok(api.append("t", [taken, "x" * 8_000]))
-                taken += 1
+                ok(api.append("t", [acknowledged, "x" * 8_000]))
+                acknowledged += 1
         server.kill()
         without_reserves(disk / "data")
         newest = max((disk / "data" / "wal" / "00").glob("*.wal"))
-        # Make the file exactly as long as its contents, as if it was created so
+        # Make the file exactly as long as its contents, as if it had been created with this size
         with newest.open("r+b") as file:
             used = len(file.read().rstrip(b"\0")) + 8 & -8
             file.seek(0)
@@ -160,15 +160,15 @@ def test_a_shard_with_a_full_log_and_no_reserve_serves_reads_and_continues_when_
             file.seek(0)
             file.write(encode_file_header(header._replace(size=used)))
             file.truncate(used)
-        with not_a_byte_left(disk):
+        with completely_full(disk):
             server.start()
             with Api(server.address) as api:
-                assert numbers(api, "t") == [*range(taken)]
+                assert numbers(api, "t") == [*range(acknowledged)]
                 for answer in (api.append("t", [-1, ""]), api.put("new"), api.delete("t")):
                     refused(answer, 503, "not_ready")
                     assert answer.json()["error"]["detail"]["reason"] == "disk_full"
         with Api(server.address) as api:
-            until(api, "t")
-            assert numbers(api, "t") == [*range(taken), "again"]
+            append_until(api, "t")
+            assert numbers(api, "t") == [*range(acknowledged), "again"]
         with server.again("kill") as api:
-            assert numbers(api, "t") == [*range(taken), "again"]
+            assert numbers(api, "t") == [*range(acknowledged), "again"]

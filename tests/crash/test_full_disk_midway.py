@@ -1,4 +1,4 @@
-"""A disk that is full for a moment while a body of many megabytes is written."""
+"""A disk that is temporarily full while a body of many megabytes is written."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 
 
-def until(found: Callable[[], Any], what: str) -> None:
+def wait_until(condition: Callable[[], Any], problem: str) -> None:
     deadline = time.monotonic() + 20
-    while not found():
-        assert time.monotonic() < deadline, what
+    while not condition():
+        assert time.monotonic() < deadline, problem
         time.sleep(0.005)
 
 
@@ -39,14 +39,14 @@ def fill_with_deletes(api: Api) -> None:
         api.call("POST", "/v0/topics/other/delete", body)
     while api.call("POST", "/v0/topics/other/delete", {"before_seq": bound}).status != 503:
         bound += 1
-        assert bound < 2000, "the log is full"
+        assert bound < 2000, "the log does not become full"
 
 
 @needs_lossy
 def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
     tmp_path: Path,
 ) -> None:
-    """In the meantime a read moves the floor of the topic, and the FLOOR frame finds no space."""
+    """A read advances the floor of the topic at the same time. The FLOOR frame finds no space."""
     with (
         Lossy(tmp_path / "lossy") as lossy,
         Server(
@@ -56,8 +56,8 @@ def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
         answers: list[Any] = []
 
         def append_streamed() -> None:
-            with Api(server.address) as slow:
-                answers.append(slow.append("t", *["y" * 65_000] * 880))
+            with Api(server.address) as streaming:
+                answers.append(streaming.append("t", *["y" * 65_000] * 880))
 
         with Api(server.address) as api:
             ok(api.put("t", {"ttl_ms": 4000}), 201)
@@ -71,16 +71,16 @@ def test_a_full_disk_during_a_streamed_append_loses_nothing_and_reuses_no_seq(
             writer = threading.Thread(target=append_streamed)
             writer.start()
             blobs = lossy.path / "data" / "blob" / "00"
-            until(
+            wait_until(
                 lambda: any(path.stat().st_size > 40 * MIB for path in blobs.glob("*.new")),
-                "the long append has its room",
+                "the streamed append has not reserved its space",
             )
             lossy.ctl("limit", bytes=lossy.ctl("stat")["used"])
             for size in (4000, 200, 0):
-                until(partial(is_refused, api, size), "the disk is full")
+                wait_until(partial(is_refused, api, size), "the disk does not become full")
             fill_with_deletes(api)
-            until(lambda: api.state("t")["count"] == 0, "the old record is too old")
-            assert not answers, "the long append is under way"
+            wait_until(lambda: api.state("t")["count"] == 0, "the old record does not expire")
+            assert not answers, "the streamed append has already ended"
             lossy.ctl("limit", bytes=0)
             writer.join()
             ok(api.put("t", {"ttl_ms": 0}))

@@ -28,7 +28,7 @@ def test_malformed_bytes_store_nothing_and_do_not_delay_other_clients(tmp_path: 
         assert any("broken" in outcome for outcome in outcomes)
         assert any("mutated" in outcome for outcome in outcomes)
     assert all(records for topic, records in findings.steady.items() if "admin" not in topic)
-    assert max(memory.rise.values()) < 64 * MIB, str(memory)
+    assert max(memory.growth.values()) < 64 * MIB, str(memory)
     assert probe.percentile(50) < TOLERANCE_MS, str(probe)
 
 

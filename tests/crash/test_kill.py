@@ -1,4 +1,4 @@
-"""Real processes and SIGKILL: no acknowledged write is lost or doubled, the other processes
+"""Real processes and SIGKILL: no acknowledged write is lost or duplicated, the other processes
 continue, and a stop is clean.
 """
 
@@ -31,37 +31,39 @@ def topics_of(shard: int, shards: int, count: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_shard_is_back_soon_and_the_others_continue(tmp_path: Path, victim: int) -> None:
+def test_a_killed_shard_restarts_within_seconds_and_the_other_shards_continue(
+    tmp_path: Path, victim: int
+) -> None:
     with Server(tmp_path / "data", shards=2) as server:
-        (mine,), (other,) = topics_of(victim, 2), topics_of(1 - victim, 2)
+        (killed_topic,), (other_topic,) = topics_of(victim, 2), topics_of(1 - victim, 2)
         with Api(server.address) as api:
-            for topic in (mine, other):
+            for topic in (killed_topic, other_topic):
                 ok(api.put(topic, {"durability": "fsync"}), 201)
-            ok(api.append(mine, "before"))
+            ok(api.append(killed_topic, "before"))
             roles = server.wait_roles(3)
-            back = threading.Event()
-            neighbour = Neighbour(server, other, back)
+            restarted = threading.Event()
+            neighbour = Neighbour(server, other_topic, restarted)
             neighbour.start()
             killed_at = time.monotonic()
             kill_one(roles[f"shard {victim}"])
-            refusals = until_taken(api, mine)
+            refusals = append_until_acknowledged(api, killed_topic)
             took_s = time.monotonic() - killed_at
-            back.set()
+            restarted.set()
             neighbour.join(20)
-            assert [record["data"] for record in api.read(mine)] == ["before", "after"]
-            assert len(api.read(other)) == neighbour.taken
+            assert [record["data"] for record in api.read(killed_topic)] == ["before", "after"]
+            assert len(api.read(other_topic)) == neighbour.acknowledged
         after = server.wait_roles(3)
         assert {role for role in after if after[role] != roles[role]} == {f"shard {victim}"}
     assert took_s < SHARD_RESTART_S
-    assert neighbour.trouble == []
-    assert neighbour.taken > 0
+    assert neighbour.problems == []
+    assert neighbour.acknowledged > 0
     for answer in refusals:
         refused(answer, 503, "not_ready")
         assert int(answer.headers["retry-after"]) >= 0
 
 
-def until_taken(api: Api, topic: str) -> list[Answer]:
-    """Repeat one keyed write until it is acknowledged, and return the rejections before that."""
+def append_until_acknowledged(api: Api, topic: str) -> list[Answer]:
+    """Repeat one keyed write until it is acknowledged, and return the earlier refusals."""
     refusals: list[Answer] = []
     deadline = time.monotonic() + 20
     while (answer := api.append(topic, "after", idempotency_key="after")).status != 200:
@@ -72,25 +74,25 @@ def until_taken(api: Api, topic: str) -> list[Answer]:
 
 
 class Neighbour(threading.Thread):
-    """Write to a topic of a live shard without a pause, until the killed shard is back."""
+    """Writes to a topic of a running shard without pauses, until the killed shard has restarted."""
 
-    def __init__(self, server: Server, topic: str, back: threading.Event) -> None:
+    def __init__(self, server: Server, topic: str, restarted: threading.Event) -> None:
         super().__init__(daemon=True)
-        self._server, self._topic, self._back = server, topic, back
-        self.taken = 0
-        self.trouble: list[str] = []
+        self._server, self._topic, self._restarted = server, topic, restarted
+        self.acknowledged = 0
+        self.problems: list[str] = []
 
     def run(self) -> None:
         with Api(self._server.address) as api:
-            while not self._back.is_set():
-                answer = api.append(self._topic, self.taken)
+            while not self._restarted.is_set():
+                answer = api.append(self._topic, self.acknowledged)
                 if answer.status != 200:
-                    self.trouble.append(str(answer))
+                    self.problems.append(str(answer))
                     return
-                self.taken += 1
+                self.acknowledged += 1
 
 
-def test_a_killed_front_is_back_on_the_same_address(tmp_path: Path) -> None:
+def test_a_killed_front_restarts_on_the_same_address(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         roles = server.wait_roles(2)
         with Api(server.address) as api:
@@ -103,7 +105,7 @@ def test_a_killed_front_is_back_on_the_same_address(tmp_path: Path) -> None:
         assert server.wait_roles(2)["shard 0"] == roles["shard 0"]
 
 
-def test_the_death_of_a_shard_ends_its_long_polls(tmp_path: Path) -> None:
+def test_a_crash_of_a_shard_ends_its_long_polls(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=1) as server:
         roles = server.wait_roles(2)
         with Api(server.address) as api:
@@ -142,12 +144,12 @@ def test_a_stop_does_not_wait_for_long_polls_after_the_drain(tmp_path: Path) -> 
             wire.send(request("POST", "/v0/topics/t/diff", b'{"wait_ms":30000}'))
             idle.send(b"POST /v0/topics/t HTTP/1.1\r\nContent-Le")
             time.sleep(0.2)  # No external signal shows that the poll waits
-            asked = time.monotonic()
+            began = time.monotonic()
             server.stop()
-            assert time.monotonic() - asked < 15
+            assert time.monotonic() - began < 15
 
 
-def everything(api: Api, topics: dict[str, str]) -> dict[str, Any]:
+def state_of(api: Api, topics: dict[str, str]) -> dict[str, Any]:
     """Return state and records of every topic, without the fields that a read may change."""
     seen = {}
     for topic in topics:
@@ -190,9 +192,9 @@ def test_a_restart_restores_the_same_topics(tmp_path: Path, end: str) -> None:
                     ok(api.append(first, *data, config=config, idempotency_key="first"), 201)
             ok(api.put("gone"), 201)
             ok(api.delete("gone"))
-            before = everything(api, topics)
+            before = state_of(api, topics)
         with server.again(end) as api:
-            assert everything(api, topics) == before
+            assert state_of(api, topics) == before
             refused(api.get("gone"), 404, "topic_not_found")
             for topic in topics:
                 assert ok(api.append(topic, 1))["seqs"] == [41]

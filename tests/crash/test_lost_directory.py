@@ -32,10 +32,10 @@ def _move(data: Path) -> None:
 
 def _replace(data: Path) -> None:
     _move(data)
-    shutil.copytree(data.with_name("elsewhere"), data, ignore=_may_go)
+    shutil.copytree(data.with_name("elsewhere"), data, ignore=_ignored_files)
 
 
-def _may_go(folder: str, names: list[str]) -> list[str]:
+def _ignored_files(folder: str, names: list[str]) -> list[str]:
     """Ignore files that the running server removes during the copy."""
     return [name for name in names if not Path(folder, name).exists() or name.endswith(".ckpt")]
 
@@ -52,7 +52,7 @@ def _empty(data: Path) -> None:
 
 
 def _empty_and_fill(data: Path) -> None:
-    shutil.copytree(data, data.with_name("copy"), ignore=_may_go)
+    shutil.copytree(data, data.with_name("copy"), ignore=_ignored_files)
     _empty(data)
     shutil.copytree(data.with_name("copy"), data, dirs_exist_ok=True)
 
@@ -73,7 +73,7 @@ def _unlink_the_log(data: Path) -> None:
 
 
 ACTIONS = (_remove, _move, _replace, _empty, _empty_and_fill, _unlink_lock)
-OF_A_SHARD = (_replace_a_folder, _unlink_the_log)
+SHARD_ACTIONS = (_replace_a_folder, _unlink_the_log)
 
 
 def _image(path: Path, shards: int = 2) -> dict[str, str]:
@@ -87,14 +87,14 @@ def _image(path: Path, shards: int = 2) -> dict[str, str]:
     }
 
 
-def _until(is_so: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it never is"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was never met"
         time.sleep(0.02)
 
 
-def _lost(server: Server) -> list[dict[str, Any]]:
+def _loss_events(server: Server) -> list[dict[str, Any]]:
     assert server.log is not None
     return [event for event in server.log.events() if event.get("event") == LOST]
 
@@ -138,27 +138,27 @@ def _fill(api: Api, count: int = 60) -> None:
             ok(api.append(name, [number, "x" * 2000]))
 
 
-@pytest.mark.parametrize("act", [*ACTIONS, *OF_A_SHARD])
-def test_an_idle_server_detects_its_lost_directory_and_serves_only_reads_from_then_on(
+@pytest.mark.parametrize("act", [*ACTIONS, *SHARD_ACTIONS])
+def test_an_idle_server_detects_that_its_directory_is_lost_and_then_serves_only_reads(
     server: Server, api: Api, data: Path, act: Callable[[Path], None]
 ) -> None:
     for name in CLASSES:
         ok(api.put(name, {"durability": name}), 201)
         ok(api.append(name, 1))
-    shards = 1 if act in OF_A_SHARD else 2
+    shards = 1 if act in SHARD_ACTIONS else 2
     act(data)
     at_path = _image(data, shards)
-    _until(lambda: _states(api) == dict.fromkeys(range(shards), "directory_lost"))
+    _wait_until(lambda: _states(api) == dict.fromkeys(range(shards), "directory_lost"))
     for name in CLASSES if shards == 2 else ():
         error = refused(api.append(name, "lost"), 503, "not_ready")
         assert any(word in error["message"] for word in ("directory", "LOCK", "files"))
         assert api.read(name)[0]["data"] == 1
         refused(api.put(f"new-{name}", {"durability": name}), 503, "not_ready")
         refused(api.delete(name), 503, "not_ready")
-    told = _topics("doctor", "--url", f"http://{server.host}:{server.port}")
-    assert "shard 0 is directory_lost" in told.stdout
+    result = _topics("doctor", "--url", f"http://{server.host}:{server.port}")
+    assert "shard 0 is directory_lost" in result.stdout
     server.stop()
-    assert len(_lost(server)) == shards, "each shard logs it once"
+    assert len(_loss_events(server)) == shards, "each shard must log the loss once"
     assert _image(data, shards) == at_path
 
 
@@ -187,7 +187,7 @@ def test_a_stop_right_after_the_directory_was_moved_is_orderly(
         assert [each["data"] for each in client.read("a")] == [1]
 
 
-def test_a_server_with_an_emptied_directory_stops_and_the_next_one_starts_anew(
+def test_a_server_with_an_emptied_directory_stops_and_the_next_server_has_no_topics(
     server: Server, api: Api, data: Path
 ) -> None:
     _fill(api)
@@ -212,7 +212,7 @@ def test_a_backup_can_be_restored_at_the_path_of_a_running_servers_directory(
     restored = _image(data)
     assert "LOCK" in restored
     if waits:
-        _until(lambda: len(_lost(server)) == 2)
+        _wait_until(lambda: len(_loss_events(server)) == 2)
     server.stop()
     assert "process failed" not in server.logged
     assert _image(data) == restored
@@ -228,13 +228,15 @@ def test_a_killed_shard_waits_for_its_own_directory_before_it_starts(
 ) -> None:
     _fill(api)
     elsewhere, shard = data.with_name("elsewhere"), server.roles()["shard 0"]
-    os.kill(server.pid, 19)  # SIGSTOP: the successor starts when all is done
+    os.kill(server.pid, 19)  # SIGSTOP: the shard is restarted only after the directory is replaced
     kill_one(shard)
     _replace(data)
     at_path = _image(data)
     os.kill(server.pid, 18)
-    _until(lambda: any(each["refused"] == "the start" for each in _lost(server)))
-    _until(lambda: "directory_lost" in str(refused(api.call("GET", "/v0/ready"), 503, "not_ready")))
+    _wait_until(lambda: any(each["refused"] == "the start" for each in _loss_events(server)))
+    _wait_until(
+        lambda: "directory_lost" in str(refused(api.call("GET", "/v0/ready"), 503, "not_ready"))
+    )
     assert _image(data) == at_path
     data.rename(data.with_name("other"))
     elsewhere.rename(data)
@@ -243,7 +245,7 @@ def test_a_killed_shard_waits_for_its_own_directory_before_it_starts(
     assert sorted(map(len, (api.read(name) for name in "abcdef"))) == [60] * 6
 
 
-def test_a_killed_front_serves_again_and_takes_backups_of_the_held_directory(
+def test_a_killed_front_serves_again_and_takes_backups_of_the_open_directory(
     server: Server, api: Api, data: Path
 ) -> None:
     _fill(api)
@@ -262,9 +264,9 @@ def test_a_deleted_lock_file_admits_no_second_server_and_no_command(
     with pytest.raises(AssertionError, match="in use by process"):
         Server(data).start()
     for command in ("verify", "repair"):
-        told = _topics(command, data)
-        assert told.returncode == ExitCode.FAILED
-        assert "in use" in told.stderr
+        result = _topics(command, data)
+        assert result.returncode == ExitCode.FAILED
+        assert "in use" in result.stderr
     server.stop()
     assert _topics("verify", data).returncode == 0
 

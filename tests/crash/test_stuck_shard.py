@@ -17,26 +17,26 @@ pytestmark = pytest.mark.slow
 
 def test_a_shard_that_does_not_respond_delays_no_other_shard_and_recovers(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server:
-        (stuck,), (other,) = topics_of(0, 2), topics_of(1, 2)
+        (stuck_topic,), (other_topic,) = topics_of(0, 2), topics_of(1, 2)
         with Api(server.address) as api:
-            for topic in (stuck, other):
+            for topic in (stuck_topic, other_topic):
                 ok(api.put(topic, {"durability": "fsync"}), 201)
-            ok(api.append(stuck, "before"))
+            ok(api.append(stuck_topic, "before"))
         server.wait_roles(3)
         with server.stopped("shard 0"):
-            outcomes = [_with_short_timeout(server, stuck) for _ in range(2)]
+            outcomes = [_with_short_timeout(server, stuck_topic) for _ in range(2)]
             with Api(server.address) as api:
                 for number in range(30):
-                    ok(api.append(other, number))
-                assert len(data_of(api, other)) == 30
+                    ok(api.append(other_topic, number))
+                assert len(data_of(api, other_topic)) == 30
         with Api(server.address) as api:
-            answer = api.append(stuck, "during", idempotency_key="during")
+            answer = api.append(stuck_topic, "during", idempotency_key="during")
             while answer.status == 503:
                 time.sleep(0.05)
-                answer = api.append(stuck, "during", idempotency_key="during")
+                answer = api.append(stuck_topic, "during", idempotency_key="during")
             ok(answer)
-            ok(api.append(stuck, "after"))
-            assert data_of(api, stuck) == ["before", "during", "after"]
+            ok(api.append(stuck_topic, "after"))
+            assert data_of(api, stuck_topic) == ["before", "during", "after"]
     assert all(outcome in (None, 503) for outcome in outcomes), outcomes
 
 

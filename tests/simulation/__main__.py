@@ -56,7 +56,7 @@ def forked(task: Callable[[], bytes]) -> tuple[int, BinaryIO]:
     return pid, os.fdopen(ours, "rb")
 
 
-def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> bytes:
+def run_seed(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> bytes:
     """Run a seed in a child process. With ``cut_s`` it stops early."""
     from tests.simulation import planted, run
     from tests.simulation.history import Call, save
@@ -67,7 +67,7 @@ def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> 
     if options.save:
         save(Path(options.save) / f"{seed}.jsonl", found.entries)
     calls = sum(isinstance(entry, Call) for entry in found.entries)
-    told = SeedResult(
+    result = SeedResult(
         seed,
         found.broken,
         found.concerned,
@@ -77,10 +77,10 @@ def tell(seed: int, options: argparse.Namespace, cut_s: float | None = None) -> 
         calls,
         run.deaths(found.entries),
     )
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(result)
 
 
-def told_by(pid: int, pipe: BinaryIO, seed: int) -> SeedResult:
+def result_of(pid: int, pipe: BinaryIO, seed: int) -> SeedResult:
     with pipe:
         data = pipe.read()
     os.waitpid(pid, 0)
@@ -94,13 +94,13 @@ def results(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[SeedR
     running: dict[int, tuple[int, BinaryIO, int]] = {}
     while True:
         while len(running) < options.jobs and (seed := next(seeds, None)) is not None:
-            pid, pipe = forked(partial(tell, seed, options))
+            pid, pipe = forked(partial(run_seed, seed, options))
             running[pipe.fileno()] = pid, pipe, seed
         if not running:
             return
         ready, _, _ = select.select([*running], [], [])
         for fd in ready:
-            yield told_by(*running.pop(fd))
+            yield result_of(*running.pop(fd))
 
 
 def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
@@ -108,8 +108,8 @@ def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
     low, high = 0.0, until_s
     while high - low > max(1.0, 0.02 * high):
         middle = (low + high) / 2
-        pid, pipe = forked(partial(tell, seed, options, middle))
-        if told_by(pid, pipe, seed).broken:
+        pid, pipe = forked(partial(run_seed, seed, options, middle))
+        if result_of(pid, pipe, seed).broken:
             high = middle
         else:
             low = middle
@@ -119,13 +119,13 @@ def shrunk(seed: int, options: argparse.Namespace, until_s: float) -> float:
 def show(seed: int, options: argparse.Namespace) -> None:
     """Print the shortest violating history for people."""
     cut_s = shrunk(seed, options, options.cut or options.span)
-    pid, pipe = forked(partial(story, seed, options, cut_s))
+    pid, pipe = forked(partial(history_text, seed, options, cut_s))
     with pipe:
         sys.stdout.buffer.write(pipe.read())
     os.waitpid(pid, 0)
 
 
-def story(seed: int, options: argparse.Namespace, cut_s: float) -> bytes:
+def history_text(seed: int, options: argparse.Namespace, cut_s: float) -> bytes:
     """Return the history up to ``cut_s``, computed in a child process."""
     from tests.simulation import planted, run
     from tests.simulation.report import LINE_MAX, lines
@@ -133,12 +133,12 @@ def story(seed: int, options: argparse.Namespace, cut_s: float) -> bytes:
     if options.plant:
         planted.PLANTED[options.plant]()
     found = run.run(seed, span_s=options.span, cut_s=cut_s)
-    told = [f"--- seed {seed}, its first {cut_s:.1f} s"]
-    told += [f"BROKEN {sentence}" for sentence in found.broken[:10]]
-    told += lines(found.entries, {*found.concerned})
+    result = [f"--- seed {seed}, its first {cut_s:.1f} s"]
+    result += [f"BROKEN {sentence}" for sentence in found.broken[:10]]
+    result += lines(found.entries, {*found.concerned})
     for event in found.log[-40:]:
-        told.append(f"log {msgspec.json.encode(event, enc_hook=str).decode()}"[:LINE_MAX])
-    return "".join(f"{line}\n" for line in told).encode()
+        result.append(f"log {msgspec.json.encode(event, enc_hook=str).decode()}"[:LINE_MAX])
+    return "".join(f"{line}\n" for line in result).encode()
 
 
 def main() -> int:
@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("--cut", type=float, help="stop all activity after this number of seconds")
     parser.add_argument("--minutes", type=float, default=0.0, help="time limit for new seeds")
     parser.add_argument("--plant", help="plant a fault; stop when it is found")
-    parser.add_argument("--tell", type=int, default=1, help="number of failed seeds to reduce")
+    parser.add_argument("--reduce", type=int, default=1, help="number of failed seeds to reduce")
     parser.add_argument("--save", help="a directory for the histories")
     parser.add_argument("--quiet", action="store_true", help="omit seeds without errors")
     options = parser.parse_args()
@@ -161,30 +161,34 @@ def main() -> int:
     gc.freeze()
     began = REAL_MONOTONIC()
     seeds = iter(range(options.first, options.first + options.seeds))
-    bad: list[int] = []
+    failed: list[int] = []
     count, simulated_s, cpu_s = 0, 0.0, 0.0
 
-    def wanted() -> Iterator[int]:
+    def remaining_seeds() -> Iterator[int]:
         for seed in seeds:
-            late = options.minutes and REAL_MONOTONIC() - began > 60 * options.minutes
-            if late or (options.plant and bad):
+            is_over = options.minutes and REAL_MONOTONIC() - began > 60 * options.minutes
+            if is_over or (options.plant and failed):
                 return
             yield seed
 
-    for told in results(wanted(), options):
-        count, simulated_s, cpu_s = count + 1, simulated_s + told.simulated_s, cpu_s + told.cpu_s
-        if told.broken:
-            bad.append(told.seed)
-        if told.broken or not options.quiet:
-            facts = f"{told.calls} calls, {told.deaths} deaths, {told.cpu_s:.1f} s, {told.digest}"
-            print(f"seed {told.seed}: {facts}", flush=True)
-        for sentence in told.broken[:5]:
+    for result in results(remaining_seeds(), options):
+        count, simulated_s, cpu_s = (
+            count + 1,
+            simulated_s + result.simulated_s,
+            cpu_s + result.cpu_s,
+        )
+        if result.broken:
+            failed.append(result.seed)
+        if result.broken or not options.quiet:
+            facts = f"{result.calls} calls, {result.deaths} deaths, {result.cpu_s:.1f} s"
+            print(f"seed {result.seed}: {facts}, {result.digest}", flush=True)
+        for sentence in result.broken[:5]:
             print(f"    BROKEN {sentence}", flush=True)
     rate = simulated_s / cpu_s if cpu_s else 0.0
     print(f"{count} seeds, {simulated_s / 3600:.1f} simulated hours, {rate:.0f} s a second of CPU")
-    for seed in sorted(bad)[: options.tell]:
+    for seed in sorted(failed)[: options.reduce]:
         show(seed, options)
-    return bool(bad)
+    return bool(failed)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@ stream. The history contains all of its requests and responses.
 
 A call is recorded when it is sent. Its status stays None if the connection is lost, if no response
 arrives within `LIMIT_S`, or if the client is stopped. The next call reconnects. Each event with
-data is a `Said`. Comments and ``retry`` fields are ignored. A stream that was opened ends with an
-artificial `Said` named ``end``, whose data names the side that ended it:
+data is a `StreamEvent`. Comments and ``retry`` fields are ignored. A stream that was opened ends
+with an artificial `StreamEvent` named ``end``, whose data names the side that ended it:
 
     left    the client; recorded before the server can detect it
     lost    the server or the network
 
-Time is trio's and randomness is only the ``rng``, so a seed repeats every byte under a virtual
+Time is trio's and randomness is only the ``rng``, so a seed reproduces every byte under a virtual
 clock.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Self, TypeAlias, cast
 import msgspec
 import trio
 
-from tests.simulation.history import Call, History, Said
+from tests.simulation.history import Call, History, StreamEvent
 from tests.support.sse import Decoder, Unchunk
 
 Connect: TypeAlias = Callable[[], Awaitable[trio.abc.Stream]]
@@ -34,13 +34,13 @@ Token: TypeAlias = Callable[[], str]
 END, LEFT, LOST = "end", "left", "lost"
 JSON, EVENTS, TAR = "application/json", "text/event-stream", "application/x-tar"
 LIMIT_S = 45.0  # above the 30 s that a call may request to wait
-HASTE_S = (0.0, 0.001, 0.02, 0.3)  # used instead by an impatient client
+HASTE_S = (0.0, 0.001, 0.02, 0.3)  # timeouts of calls that are abandoned early
 IDLE_S = 70.0  # the server closes a connection that was idle for 75 s
 CONNECT_S = (0.02, 5.0)  # between two attempts to connect; doubled each time
-AGAIN = (None, 429, 503)  # perhaps not executed: retry
-LATER_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)  # between two retries
+RETRIED = (None, 429, 503)  # perhaps not executed: retry
+RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)  # between two retries
 PAUSES_S = (0.001, 0.05, 1.0)  # within a request that is sent in two fragments
-PIECE_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16
 UNTIL_THE_END = 1 << 62  # length of a response body that extends to the end of the connection
 BROKEN = (OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -74,7 +74,7 @@ class Wire:
     async def head(self) -> tuple[int, str]:
         """Return status and media type of the response. Interim responses are skipped."""
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-            await self._more()
+            await self._receive_more()
         first, *lines = self._buffer[:end].decode("latin-1").lower().split("\r\n")
         del self._buffer[: end + 4]
         status = int(first.split(" ")[1])
@@ -86,34 +86,34 @@ class Wire:
         self.is_reusable = fields.get("connection") != "close"
         return status, fields.get("content-type", "").partition(";")[0]
 
-    async def piece(self) -> bytes:
+    async def chunk(self) -> bytes:
         """Return the next chunk of the body, or b"" at its end."""
         while True:
             at = len(self._buffer) if self._unchunk else self._left
-            piece = bytes(self._buffer[:at])
+            chunk = bytes(self._buffer[:at])
             del self._buffer[:at]
-            self._left -= len(piece)
+            self._left -= len(chunk)
             if self._unchunk:
-                piece = self._unchunk.feed(piece)
-            if piece or (self._unchunk.ended if self._unchunk else not self._left):
-                return piece
-            await self._more()
+                chunk = self._unchunk.feed(chunk)
+            if chunk or (self._unchunk.ended if self._unchunk else not self._left):
+                return chunk
+            await self._receive_more()
 
     async def value(self, media: str) -> Any:
         """Return the complete body: JSON as a value, a tar as bytes, anything else as text."""
         content = bytearray()
-        while piece := await self.piece():
-            content += piece
+        while chunk := await self.chunk():
+            content += chunk
         self.used_at = trio.current_time()
         if media == TAR:
             return bytes(content)
         return msgspec.json.decode(content) if media == JSON else content.decode()
 
-    async def _more(self) -> None:
-        piece = await self._stream.receive_some(PIECE_BYTES)
-        if not piece:
+    async def _receive_more(self) -> None:
+        chunk = await self._stream.receive_some(CHUNK_BYTES)
+        if not chunk:
             raise EOFError("the connection has ended")
-        self._buffer += piece
+        self._buffer += chunk
 
     async def close(self) -> None:
         """Close the connection, even during a request."""
@@ -128,33 +128,33 @@ class Events:
     def __init__(self, call: Call, history: History) -> None:
         self.call, self._history, self._decoder = call, history, Decoder()
         self.wire: Wire | None = None  # while the stream is open
-        self._came: deque[Said] = deque()
+        self._received: deque[StreamEvent] = deque()
 
     def end(self, how: str) -> None:
         """Record the end of a stream that was open."""
         if self.wire is not None:
             self.wire = None
-            self._history.said(self.call, END, "", how)
+            self._history.record_stream_event(self.call, END, "", how)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Said:
-        while not self._came:
+    async def __anext__(self) -> StreamEvent:
+        while not self._received:
             if self.wire is None:
                 raise StopAsyncIteration
-            piece = b""
+            chunk = b""
             with suppress(*BROKEN):
-                piece = await self.wire.piece()
-            self._take(piece) if piece else self.end(LOST)
-        return self._came.popleft()
+                chunk = await self.wire.chunk()
+            self._take(chunk) if chunk else self.end(LOST)
+        return self._received.popleft()
 
-    def _take(self, piece: bytes) -> None:
-        for event in self._decoder.feed(piece):
+    def _take(self, chunk: bytes) -> None:
+        for event in self._decoder.feed(chunk):
             if event.data is not None:
                 name, data = event.event or "message", msgspec.json.decode(event.data)
-                self._history.said(self.call, name, event.id or "", data)
-                self._came.append(cast("Said", self._history.entries[-1]))
+                self._history.record_stream_event(self.call, name, event.id or "", data)
+                self._received.append(cast("StreamEvent", self._history.entries[-1]))
 
 
 class Client:
@@ -180,8 +180,8 @@ class Client:
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
         """Send a request and wait for the response. ``_`` in names of headers stands for ``-``."""
         wire = await self._connected()
-        call = self._asked(method, path, body, headers)
-        status, answer, is_whole = None, None, False
+        call = self._record_request(method, path, body, headers)
+        status, answer, is_reusable = None, None, False
         is_hasty = self.rng.random() < self.haste
         try:
             with (
@@ -189,21 +189,23 @@ class Client:
                 suppress(*BROKEN),
             ):
                 await wire.send(call, JSON, self.rng, self.slow)
-                told, media = await wire.head()
-                status, answer = told, await wire.value(media)
-                is_whole = wire.is_reusable
+                new_status, media = await wire.head()
+                status, answer = new_status, await wire.value(media)
+                is_reusable = wire.is_reusable
         finally:
-            self._history.answered(call, status, answer)
-            if not is_whole:
+            self._history.record_response(call, status, answer)
+            if not is_reusable:
                 await wire.close()
-        if is_whole:
+        if is_reusable:
             self._wire = wire
         return call
 
-    async def surely(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
+    async def call_until_final(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> Call:
         """Retry until the response is final or the time limit is reached."""
-        pauses = chain(LATER_S, repeat(LATER_S[-1]))
-        while (call := await self.call(method, path, body, **headers)).status in AGAIN:
+        pauses = chain(RETRY_PAUSES_S, repeat(RETRY_PAUSES_S[-1]))
+        while (call := await self.call(method, path, body, **headers)).status in RETRIED:
             if trio.current_time() > self.until:
                 break
             await trio.sleep(next(pauses) * self.rng.uniform(0.5, 1.0))
@@ -215,30 +217,30 @@ class Client:
     ) -> AsyncIterator[Events]:
         """Open an event stream on its own connection, and close it at the end."""
         wire = await self._new_wire()
-        call = self._asked(method, path, body, headers)
+        call = self._record_request(method, path, body, headers)
         events, status, answer = Events(call, self._history), None, None
         try:
             with trio.move_on_after(LIMIT_S), suppress(*BROKEN):
                 await wire.send(call, EVENTS, self.rng, self.slow)
-                told, media = await wire.head()
-                if told == 200 and media == EVENTS:
+                new_status, media = await wire.head()
+                if new_status == 200 and media == EVENTS:
                     events.wire = wire
                 else:
                     answer = await wire.value(media)
-                status = told
-            self._history.answered(call, status, answer)
+                status = new_status
+            self._history.record_response(call, status, answer)
             yield events
         finally:
             if not call.ended:
-                self._history.answered(call, None, None)
+                self._history.record_response(call, None, None)
             events.end(LEFT)
             await wire.close()
 
-    def _asked(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Call:
+    def _record_request(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Call:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if self._token is not None:
             sent["Authorization"] = f"Bearer {self._token()}"
-        return self._history.asked(self.name, method, path, body, **sent)
+        return self._history.record_request(self.name, method, path, body, **sent)
 
     async def _connected(self) -> Wire:
         """Return a new or idle connection. No other call uses it until its response is complete."""

@@ -33,7 +33,7 @@ from topics.storage import disk as disk_module
 from topics.storage import mapped_file
 from topics.storage.folders import HELD
 
-CAPACITY: Final = 1 << 40  # size in bytes of a disk whose `room` is unlimited
+CAPACITY: Final = 1 << 40  # size in bytes of a disk whose `free_bytes` is unlimited
 # The operations that are passed to `Disk.hook`. check: whether mapped pages can be read.
 READS: Final = frozenset({"open", "read", "check"})
 WRITES: Final = frozenset({"write", "zero", "punch", "allocate", "truncate"})
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
     torn: int | None = None
 
 
-GO_ON = Verdict()
+PROCEED = Verdict()
 
 
 class Owner(Protocol):
@@ -83,9 +83,9 @@ class Disk:
         self.root, self.model = root, Durable(rng)
         self.owner: Callable[[], Owner | None] = lambda: None
         # Called before each operation: the process, the operation, the path below the root, bytes.
-        self.hook: Callable[[Owner | None, str, str, int], Verdict] = lambda *_: GO_ON
-        self.room: int | None = None  # bytes that are free for new blocks
-        self._above = f"{root}/"
+        self.hook: Callable[[Owner | None, str, str, int], Verdict] = lambda *_: PROCEED
+        self.free_bytes: int | None = None  # bytes that are free for new blocks
+        self._prefix = f"{root}/"
         self._era, self._used = 0, 0  # number of power losses; pages that have a block
         self._opened: dict[int, _Opened] = {}
         self._lock = threading.RLock()
@@ -142,7 +142,9 @@ class Disk:
 
     # Checks before each operation
 
-    def _pass(self, operation: str, node: File | Folder | str, length: int = 0) -> int | None:
+    def _check_operation(
+        self, operation: str, node: File | Folder | str, length: int = 0
+    ) -> int | None:
         """Check an operation. Raise `Died` or OSError. For a torn write, return how much of it is
         done.
         """
@@ -174,9 +176,9 @@ class Disk:
         if found := _HELD.match(name):  # the folder of a descriptor, regardless of its current name
             opened = self._opened.get(int(found[1]))
             return join(opened.node.path, name[found.end() :]).rstrip("/") if opened else None
-        if name.startswith(self._above):
-            return name[len(self._above) :]
-        return "" if name == self._above[:-1] else None
+        if name.startswith(self._prefix):
+            return name[len(self._prefix) :]
+        return "" if name == self._prefix[:-1] else None
 
     def _names(self, path: str, node: File | Folder | None, source: str | None = None) -> None:
         lost = self.model.name(path, node, source)
@@ -189,10 +191,10 @@ class Disk:
         if name is None:
             yield None
             return
-        self._pass(operation, name)
+        self._check_operation(operation, name)
         with self._lock:
             if operation in {"link", "mkdir"}:
-                self._check_room(1)
+                self._check_space(1)
             yield name
 
     def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -243,10 +245,10 @@ class Disk:
             operation = "create" if flags & os.O_CREAT else "open"
         else:
             operation = "truncate" if flags & os.O_TRUNC else "open"
-        self._pass(operation, name)
+        self._check_operation(operation, name)
         with self._lock:
             if operation == "create":
-                self._check_room(1)
+                self._check_space(1)
             fd: int = _REAL.open(path, flags, mode, dir_fd=dir_fd)
             node = self.model.find(name)
             if node is None:
@@ -259,10 +261,10 @@ class Disk:
             return fd
 
     def _close(self, fd: int) -> None:
-        self.forget(fd)
+        self.remove_descriptor(fd)
         _REAL.close(fd)
 
-    def forget(self, fd: int) -> None:
+    def remove_descriptor(self, fd: int) -> None:
         """Remove the descriptor, which is about to be closed."""
         with self._lock:
             if opened := self._opened.pop(fd, None):
@@ -302,8 +304,8 @@ class Disk:
 
     def check_pages(self, operation: str, file: File, length: int, offset: int) -> None:
         """Do the same for a read or a check of mapped pages."""
-        self._pass(operation, file, length)
-        if file.spoiled and not file.spoiled.isdisjoint(pages(offset, length)):
+        self._check_operation(operation, file, length)
+        if file.unreadable and not file.unreadable.isdisjoint(pages(offset, length)):
             raise _error(errno.EIO, file.path)
 
     def _mmap(self, fd: int, *rest: Any, **more: Any) -> mmap.mmap:
@@ -314,11 +316,11 @@ class Disk:
         mapped.disk, mapped.file = self, file
         return mapped
 
-    def spoil(self, path: Path, offset: int, length: int) -> None:
+    def make_unreadable(self, path: Path, offset: int, length: int) -> None:
         """Let reads of these bytes fail until their pages are completely overwritten."""
         file = self.model.find(self._below(path) or "")
         assert isinstance(file, File), f"{path} is a file"
-        file.spoiled.update(pages(offset, length))
+        file.unreadable.update(pages(offset, length))
 
     # Writing
 
@@ -328,10 +330,10 @@ class Disk:
             return _REAL.pwrite(fd, data, offset)
         return self._put("write", fd, file, bytes(data), offset)
 
-    def _pwritev(self, fd: int, pieces: Sequence[Any], offset: int, *flags: int) -> Any:
+    def _pwritev(self, fd: int, buffers: Sequence[Any], offset: int, *flags: int) -> Any:
         if fd not in self._opened:
-            return _REAL.pwritev(fd, pieces, offset, *flags)
-        return self._pwrite(fd, b"".join(pieces), offset)
+            return _REAL.pwritev(fd, buffers, offset, *flags)
+        return self._pwrite(fd, b"".join(buffers), offset)
 
     def _write(self, fd: int, data: Any) -> Any:
         file = self._file(fd)
@@ -343,7 +345,7 @@ class Disk:
         return written
 
     def _put(self, operation: str, fd: int, file: File, data: bytes, offset: int) -> int:
-        torn = self._pass(operation, file, len(data))
+        torn = self._check_operation(operation, file, len(data))
         with self._lock:
             data = data if torn is None else data[:torn]
             data = data[: self._claim(file, offset, len(data))]
@@ -355,13 +357,13 @@ class Disk:
 
     def _note(self, file: File, offset: int, data: bytes | None) -> None:
         self.model.write(file, offset, data)
-        if file.spoiled and data:
-            file.spoiled -= {*range(-(-offset // PAGE), (offset + len(data)) // PAGE)}
+        if file.unreadable and data:
+            file.unreadable -= {*range(-(-offset // PAGE), (offset + len(data)) // PAGE)}
 
     def _ftruncate(self, fd: int, length: int) -> None:
         file = self._file(fd)
         if file is not None:
-            self._pass("truncate", file)
+            self._check_operation("truncate", file)
         with self._lock:
             _REAL.ftruncate(fd, length)
             if file is not None:
@@ -374,10 +376,10 @@ class Disk:
     def _posix_fallocate(self, fd: int, offset: int, length: int) -> None:
         file = self._file(fd)
         if file is not None:
-            self._pass("allocate", file, length)
+            self._check_operation("allocate", file, length)
         with self._lock:
             if file is not None:
-                self._check_room(len({*pages(offset, length)} - file.pages))
+                self._check_space(len({*pages(offset, length)} - file.pages))
             _REAL.posix_fallocate(fd, offset, length)
             if file is not None:
                 self._claim(file, offset, length)
@@ -396,14 +398,14 @@ class Disk:
             return -1
         if mode & _PUNCH_HOLE and _real_fallocate and not _real_fallocate(fd, mode, offset, length):
             with self._lock:
-                whole = range(-(-offset // PAGE), (offset + length) // PAGE)
-                self._release(file, file.pages.intersection(whole))
+                complete_pages = range(-(-offset // PAGE), (offset + length) // PAGE)
+                self._release(file, file.pages.intersection(complete_pages))
         return 0
 
     # Free space
 
-    def _check_room(self, pages: int) -> None:
-        if self.room is not None and pages * PAGE > self.room:
+    def _check_space(self, pages: int) -> None:
+        if self.free_bytes is not None and pages * PAGE > self.free_bytes:
             raise _error(errno.ENOSPC)
 
     def _claim(self, file: File, offset: int, length: int) -> int:
@@ -411,14 +413,14 @@ class Disk:
         has.
         """
         new = [page for page in pages(offset, length) if page not in file.pages]
-        if self.room is not None and new:
-            fitting = new[: max(self.room, 0) // PAGE]
+        if self.free_bytes is not None and new:
+            fitting = new[: max(self.free_bytes, 0) // PAGE]
             if len(fitting) < len(new):
                 length = new[len(fitting)] * PAGE - offset
                 new = fitting
             if length <= 0:
                 raise _error(errno.ENOSPC, file.path)
-            self.room -= len(new) * PAGE
+            self.free_bytes -= len(new) * PAGE
         file.pages.update(new)
         self._used += len(new)
         return length
@@ -426,18 +428,22 @@ class Disk:
     def _release(self, file: File, pages: set[int]) -> None:
         file.pages -= pages
         self._used -= len(pages)
-        if self.room is not None:
-            self.room += len(pages) * PAGE
+        if self.free_bytes is not None:
+            self.free_bytes += len(pages) * PAGE
 
     def _free(self, node: File | Folder) -> None:
-        is_gone = not node.links and not node.descriptors and node.era == self._era
-        if is_gone and isinstance(node, File):
+        is_unused = not node.links and not node.descriptors and node.era == self._era
+        if is_unused and isinstance(node, File):
             self._release(node, {*node.pages})
 
     def _statvfs(self, path: Any) -> Any:
         if path not in self._opened if isinstance(path, int) else self._below(path) is None:
             return _REAL.statvfs(path)
-        free = CAPACITY // PAGE - self._used if self.room is None else max(self.room, 0) // PAGE
+        free = (
+            CAPACITY // PAGE - self._used
+            if self.free_bytes is None
+            else max(self.free_bytes, 0) // PAGE
+        )
         counts = (self._used + free, free, free, 1 << 30, 1 << 30, 1 << 30)
         return os.statvfs_result((PAGE, PAGE, *counts, 0, 255))
 
@@ -465,7 +471,7 @@ class Disk:
             return getattr(_REAL, operation)(fd)
         node, mark = self._opened[fd].node, self.model.count  # later operations may miss this sync
         try:
-            self._pass(operation, node)
+            self._check_operation(operation, node)
         except OSError:
             if isinstance(node, File) and node.era == self._era:
                 with self._lock:
@@ -493,8 +499,8 @@ class Disk:
         used, self._used = self._used, 0
         _wipe(self.root)
         self.model.tree = self._built("", self.model.tree, {})
-        if self.room is not None:
-            self.room += (used - self._used) * PAGE
+        if self.free_bytes is not None:
+            self.free_bytes += (used - self._used) * PAGE
 
     def _built(self, path: str, old: Folder, made: dict[File, File]) -> Folder:
         folder = Folder(path, self._era)
@@ -508,7 +514,7 @@ class Disk:
                 _REAL.link(self.root / made[node].path, self.root / inner)
             else:
                 made[node] = File(inner, self._era, node.durable)
-                made[node].spoiled = node.spoiled
+                made[node].unreadable = node.unreadable
                 with _real_open(self.root / inner, "xb", buffering=0) as file:
                     file.write(node.durable)
                     _stamp(file.fileno())
@@ -534,7 +540,7 @@ class Disk:
                     found[path] = file.read()
         return found
 
-    def put_back(self, image: dict[str, bytes], part: str) -> None:
+    def restore(self, image: dict[str, bytes], part: str) -> None:
         """Restore the content of these files, durably."""
         now = self.image(part)
         for path in now.keys() - image.keys():
@@ -547,7 +553,7 @@ class Disk:
                     os.fsync(file.fileno())
             node = self.model.find(path)
             assert isinstance(node, File), f"{path} is a file"
-            node.spoiled.clear()
+            node.unreadable.clear()
         for path in sorted({path.rpartition("/")[0] for path in now.keys() | image.keys()}):
             self.sync_folder(path)
 
@@ -630,7 +636,7 @@ class _Stream(io.FileIO):
 
     def close(self) -> None:
         if not self.closed:
-            self._disk.forget(self.fileno())
+            self._disk.remove_descriptor(self.fileno())
         super().close()
 
 

@@ -49,7 +49,7 @@ class File:
         self.links = self.descriptors = 0
         self.durable, self.pending = bytearray(durable), list[Op]()
         self.pages = {*pages(0, len(durable))}  # pages that have a block
-        self.spoiled: set[int] = set()  # pages that cannot be read
+        self.unreadable: set[int] = set()  # pages that cannot be read
 
 
 class Folder:
@@ -148,11 +148,11 @@ class Durable:
             for op in node.pending:
                 if op[0] <= mark:
                     _apply(node.durable, op)
-            self._leave(node, [op for op in node.pending if op[0] > mark])
+            self._set_pending(node, [op for op in node.pending if op[0] > mark])
         waiting, self._renamings = self._renamings, []
         for each in waiting:
-            takes = self.names_model == "ext4" or each.folder is node
-            if each.number > mark or not takes:
+            applies = self.names_model == "ext4" or each.folder is node
+            if each.number > mark or not applies:
                 self._renamings.append(each)
             elif isinstance(lost := each.settle(), File) and not lost.links:
                 self._dirty.pop(lost, None)
@@ -161,21 +161,21 @@ class Durable:
         """Let a sync fail. Lengths remain pending for the journal. Each sector keeps some of its
         first writes as pending. The other writes are lost.
         """
-        left, lost, share = list[Op](), set[int](), self.rng.choice((0.1, 0.5, 1.0))
+        surviving, lost, share = list[Op](), set[int](), self.rng.choice((0.1, 0.5, 1.0))
         for op in file.pending:
             number, offset, data = op
             if number > mark or data is None:
-                left.append(op)
+                surviving.append(op)
                 continue
-            for at, piece in _sectors(offset, data):
+            for at, part in _sectors(offset, data):
                 if self.rng.random() < share:
                     lost.add(at // SECTOR)
                 if at // SECTOR not in lost:
-                    left.append((number, at, piece))
-            left.append((number, offset + len(data), b""))
-        self._leave(file, left)
+                    surviving.append((number, at, part))
+            surviving.append((number, offset + len(data), b""))
+        self._set_pending(file, surviving)
 
-    def _leave(self, file: File, pending: list[Op]) -> None:
+    def _set_pending(self, file: File, pending: list[Op]) -> None:
         file.pending = pending
         if not pending:
             self._dirty.pop(file, None)
@@ -187,10 +187,10 @@ class Durable:
         were chosen.
         """
         policy = self.rng.choice(POLICIES)
-        keeps_of, kept_to = self._drawn(policy)
+        keeps_of, kept_to = self._draw(policy)
         for file in self._dirty:
             file.durable, file.pending = (
-                _left(file.durable, file.pending, keeps_of(), kept_to()),
+                _surviving(file.durable, file.pending, keeps_of(), kept_to()),
                 [],
             )
         ends: dict[Folder, int] = {}
@@ -202,7 +202,7 @@ class Durable:
         self._dirty, self._renamings = {}, []
         return f"{policy}, {self.names_model}"
 
-    def _drawn(self, policy: str) -> tuple[Callable[[], Keeps], Callable[[], int]]:
+    def _draw(self, policy: str) -> tuple[Callable[[], Keeps], Callable[[], int]]:
         """Draw, for each file, the surviving sectors, and for each file or folder the number of the
         last surviving length or name.
         """
@@ -211,7 +211,7 @@ class Durable:
         moments = [*sorted(numbers + [each.number for each in self._renamings]), _NEVER]
         some = self.rng.choice(moments)
         if policy in {"zeros", "subset"}:
-            keeps_of = self._some if policy == "subset" else lambda: _nothing
+            keeps_of = self._random_keeps if policy == "subset" else lambda: _nothing
             one_journal = self.names_model == "ext4"
             return keeps_of, lambda: some if one_journal else self.rng.choice(moments)
         if policy == "prefix":
@@ -228,20 +228,20 @@ class Durable:
 
         return lambda: keeps, lambda: kept
 
-    def _some(self) -> Keeps:
+    def _random_keeps(self) -> Keeps:
         """Let each write of a sector have a chance to be the last one."""
         share = self.rng.choice((0.1, 0.5, 0.9))
         return lambda *_: self.rng.random() < share
 
 
-def _apply(held: bytearray, op: Op) -> None:
+def _apply(content: bytearray, op: Op) -> None:
     _, offset, data = op
     if data is None:
-        del held[offset:]
-    if len(held) < offset:
-        held.extend(bytes(offset - len(held)))
+        del content[offset:]
+    if len(content) < offset:
+        content.extend(bytes(offset - len(content)))
     if data:
-        held[offset : offset + len(data)] = data
+        content[offset : offset + len(data)] = data
 
 
 def _sectors(offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -252,11 +252,11 @@ def _sectors(offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
         yield start, data[start - offset : min(at + SECTOR, end) - offset]
 
 
-def _left(durable: bytearray, ops: list[Op], keeps: Keeps, lengths_to: int) -> bytearray:
+def _surviving(durable: bytearray, ops: list[Op], keeps: Keeps, lengths_to: int) -> bytearray:
     """Return the content of a file that survives: the sectors that ``keeps`` selects, and all
     changes of its length up to operation ``lengths_to``.
     """
-    now, left, size, end = bytearray(durable), bytearray(durable), len(durable), _NEVER
+    now, surviving, size, end = bytearray(durable), bytearray(durable), len(durable), _NEVER
     for op in ops:
         number, offset, data = op
         _apply(now, op)
@@ -266,15 +266,15 @@ def _left(durable: bytearray, ops: list[Op], keeps: Keeps, lengths_to: int) -> b
             size = max(size, stop) if has_length else size
         elif has_length:  # the last sector is written before the journal
             size = offset
-            _apply(left, (number, first, None))
-            left += now[first:]
+            _apply(surviving, (number, first, None))
+            surviving += now[first:]
         else:  # the blocks beyond are still the old ones; later writes go to other blocks
             end = min(end, first)
         for at in range(first, min(stop, end), SECTOR):
             if keeps(number, at // SECTOR):
-                _apply(left, (number, at, bytes(now[at : at + SECTOR])))
-    _apply(left, (0, size, None))
-    return left
+                _apply(surviving, (number, at, bytes(now[at : at + SECTOR])))
+    _apply(surviving, (0, size, None))
+    return surviving
 
 
 def _nothing(_: int, __: int) -> bool:

@@ -34,7 +34,7 @@ class Call(msgspec.Struct, tag=True):
     answer: Any = None  # the JSON of the response
 
 
-class Said(msgspec.Struct, tag=True):
+class StreamEvent(msgspec.Struct, tag=True):
     """An event of a stream. ``call``: ``began`` of the call that opened it."""
 
     number: int
@@ -46,7 +46,7 @@ class Said(msgspec.Struct, tag=True):
     data: Any = None
 
 
-class Happened(msgspec.Struct, tag=True):
+class ServerEvent(msgspec.Struct, tag=True):
     """An event of the server, caused from outside or by the server itself.
 
     kill      the process ``who`` ("front", "shard 0", "everything") died; the machine continues
@@ -55,9 +55,10 @@ class Happened(msgspec.Struct, tag=True):
     start     all processes were started; after a kill, ``who`` is restarted automatically
     clock     the wall clock jumped by ``value`` s
     fault     the disk of ``who`` refuses calls, fails or hangs, as ``how`` describes
-    mended    the disk works again
+    repaired  the disk works again
     key       the key ``who`` was "added" or "removed": ``how``
     damaged   a shard has detected damage of its data and stays down
+    corrupt   files of a shard were corrupted, and its start was refused
     quiet     only "final" sends requests from now on; all faults have ended, all processes run
     """
 
@@ -70,7 +71,7 @@ class Happened(msgspec.Struct, tag=True):
     wall: float = 0.0  # the wall clock, s
 
 
-Entry: TypeAlias = Call | Said | Happened
+Entry: TypeAlias = Call | StreamEvent | ServerEvent
 
 
 class History:
@@ -90,24 +91,30 @@ class History:
         """Return the seconds since the start of the run."""
         return round(self._now() - self._began, 6)
 
-    def asked(self, client: str, method: str, path: str, body: Any, **headers: str) -> Call:
+    def record_request(
+        self, client: str, method: str, path: str, body: Any, **headers: str
+    ) -> Call:
         """Record a request that is sent."""
         call = Call(self.tick(), client, self.at, method, path, deepcopy(body), headers)
         self.entries.append(call)
         return call
 
-    def answered(self, call: Call, status: int | None, answer: Any) -> None:
+    def record_response(self, call: Call, status: int | None, answer: Any) -> None:
         """Record a response, or None if it will never arrive."""
         call.ended, call.ended_at, call.status, call.answer = self.tick(), self.at, status, answer
 
-    def said(self, call: Call, event: str, id: str, data: Any) -> None:
+    def record_stream_event(self, call: Call, event: str, id: str, data: Any) -> None:
         """Record an event of the stream that ``call`` opened."""
-        self.entries.append(Said(self.tick(), call.began, call.client, self.at, event, id, data))
+        self.entries.append(
+            StreamEvent(self.tick(), call.began, call.client, self.at, event, id, data)
+        )
 
-    def happened(self, what: str, who: str = "", how: str = "", value: float = 0.0) -> None:
+    def record_server_event(
+        self, what: str, who: str = "", how: str = "", value: float = 0.0
+    ) -> None:
         """Record an event of the world."""
         wall = round(self._wall(), 6)
-        self.entries.append(Happened(self.tick(), self.at, what, who, how, value, wall))
+        self.entries.append(ServerEvent(self.tick(), self.at, what, who, how, value, wall))
 
 
 def save(path: Path, entries: Iterable[Entry]) -> None:

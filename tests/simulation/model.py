@@ -3,8 +3,8 @@
 The model reads the complete history before it decides anything. It separates facts from
 possibilities. A call with a response happened between ``began`` and ``ended``. A call without a
 response may have happened between ``began`` and `Model.until`, or never. If a response does not
-contain the epoch of its topic, `Model.epoch_at` determines it only if no delete of the topic can
-lie between this response and one that contains the epoch.
+contain the epoch of its topic, `Model.epoch_at` determines it only if the topic cannot have
+been deleted between this response and one that contains the epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.simulation.history import Call, Entry, Happened, Said
+from tests.simulation.history import Call, Entry, ServerEvent, StreamEvent
 from tests.support.model import matches
 from tests.support.topic_configs import DEFAULTS as TOPIC_DEFAULTS
 from topics.formats.names import shard_of
@@ -34,7 +34,7 @@ DEAD_S = 1.0  # and up to this time before
 SYNC_S = 0.2  # acknowledged records of class disk are synced by then
 SLACK_S = 0.5
 SYNCED_S = 5.0  # records that a fault has delayed are synced by then
-DEADLY = ("kill", "power", "stop", "start", "fault", "mended", "damaged")
+DEADLY = ("kill", "power", "stop", "start", "fault", "repaired", "damaged")
 # Fields of a config, without the alias of its durability.
 DEFAULTS = {name: value for name, value in TOPIC_DEFAULTS.items() if name != "durable"}
 CLAMPS = {"lease_ms": (100, 86_400_000), "claim_jitter_ms": (0, 5000), "priority": (-1000, 1000)}
@@ -134,7 +134,7 @@ class Known:
     acked_at: float = 0.0
     seen: int = NEVER
     entry: int = 0  # the entry that reports it
-    gone: int = NEVER  # the first moment at which something may have removed it
+    removable_from: int = NEVER  # the first moment at which something may have removed it
     removed: int = NEVER  # the first moment at which something has removed it
     remover: int = 0
 
@@ -238,7 +238,7 @@ class Death(NamedTuple):
 
 @dataclass(slots=True)
 class Incarnation:
-    """The lifetime of a topic between two creations."""
+    """The lifetime of a topic from one creation to the next."""
 
     topic: str
     epoch: int
@@ -294,12 +294,12 @@ class Topic:
         return any(self.may(name))
 
     def may_be_deleted(self, first: int, last: int) -> bool:
-        """Whether a delete of the topic may lie between two moments."""
+        """Return whether the topic may have been deleted between two moments."""
         return any(began <= last and until >= first for began, until, _ in self.deletes)
 
 
 class RouterWrite(NamedTuple):
-    """A PUT or DELETE of a router; ``config`` None: it is deleted."""
+    """A PUT or DELETE of a router. ``config`` is None for a DELETE."""
 
     call: Call
     fate: str
@@ -323,22 +323,22 @@ class Model:
         self.appends: dict[tuple[str, int], list[Append]] = defaultdict(list)
         self.routers: dict[str, list[RouterWrite]] = defaultdict(list)
         self.calls = [entry for entry in history if isinstance(entry, Call)]
-        self.said: dict[int, list[Said]] = defaultdict(list)
-        self.happened = [entry for entry in history if isinstance(entry, Happened)]
+        self.stream_events: dict[int, list[StreamEvent]] = defaultdict(list)
+        self.server_events = [entry for entry in history if isinstance(entry, ServerEvent)]
         self._index_moments()
-        self.quiet = next((one.number for one in self.happened if one.what == "quiet"), NEVER)
-        self.keys = {(one.who, one.how): one for one in self.happened if one.what == "key"}
-        self.jumps = [one for one in self.happened if one.what == "clock"]
+        self.quiet = next((one.number for one in self.server_events if one.what == "quiet"), NEVER)
+        self.keys = {(one.who, one.how): one for one in self.server_events if one.what == "key"}
+        self.jumps = [one for one in self.server_events if one.what == "clock"]
         self.deaths = list(self._deaths())
         self.front_deaths = [
             one.number
-            for one in self.happened
+            for one in self.server_events
             if one.what in ("power", "stop")
             or (one.what == "kill" and not one.who.startswith("shard"))
         ]
         for entry in history:
-            if isinstance(entry, Said):
-                self.said[entry.call].append(entry)
+            if isinstance(entry, StreamEvent):
+                self.stream_events[entry.call].append(entry)
         for call in self.calls:
             self._sort(call)
         for topic in list(self.topics.values()):
@@ -376,10 +376,10 @@ class Model:
 
     def _deaths(self) -> Iterator[Death]:
         is_slow_until: dict[str, float] = {}  # by process whose disk is slow
-        for one in self.happened:
+        for one in self.server_events:
             if one.what == "fault":
                 is_slow_until[one.who] = NEVER
-            elif one.what == "mended":  # delayed records are synced soon after
+            elif one.what == "repaired":  # delayed records are synced soon after
                 for who in [who for who in is_slow_until if one.who in ("", who)]:
                     is_slow_until[who] = one.at + SYNCED_S
             is_front = one.what == "kill" and one.who.startswith("front")
@@ -524,8 +524,8 @@ class Model:
             for one in answer.get("topics", ()):
                 self.observe(one["topic"], call.began, call.ended, one.get("epoch"))
         elif kind == "POST watch" and fate == DONE:
-            for watched, told in answer.get("topics", {}).items():
-                self.observe(watched, call.began, call.ended, told.get("epoch"))
+            for watched, state in answer.get("topics", {}).items():
+                self.observe(watched, call.began, call.ended, state.get("epoch"))
         elif kind == "PUT routers/x":
             self.routers[name].append(RouterWrite(call, fate, body))
             for end in ("source", "dest"):

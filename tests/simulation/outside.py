@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from trio._core import _run as trio_run
 
-BEGAN_S: Final = 1_000_000.0  # of the monotonic clock: the machine has been running for some time
+BEGAN_S: Final = 1_000_000.0  # at the start of a run: the machine has been running for some time
 BEGAN_WALL_S: Final = 1_800_000_000.0
 TICK_S: Final = 1e-6  # a clock read advances the time by this, so that no busy loop waits forever
 
@@ -45,7 +45,7 @@ class Time:
 # Intervals, in seconds, of periodic tasks that the contract does not specify. They are longer here,
 # because otherwise an idle simulated hour would cost as much as a busy one. Timeouts that depend on
 # these tasks are extended by the same factor.
-BEATS: Final = {
+SLOW_INTERVALS: Final = {
     "topics.actors.link.tick": {"TICK_INTERVAL_S": 15.0},
     "topics.actors.link.liveness": {"STALLED_S": 60.0, "STEP_MAX_S": 30.0},
     "topics.actors.shard.gauges": {"DISK_S": 600.0},
@@ -70,7 +70,7 @@ class _Now:
 
 def install(seed: int) -> Time:
     """Install time and randomness of a new world."""
-    _Now.time = own = Time()
+    _Now.time = clock = Time()
     names: dict[str, Any] = {
         "monotonic": lambda: _Now.time.monotonic(),
         "perf_counter": lambda: _Now.time.monotonic(),
@@ -96,17 +96,17 @@ def install(seed: int) -> Time:
         setattr(owner, name, function)
     random.seed(seed)
     trio_run._r.seed(seed)
-    return own
+    return clock
 
 
 def slow_down() -> None:
     """Lengthen these intervals in the modules that are loaded."""
-    for owner, beats in BEATS.items():
-        for name, slower in beats.items():
-            promised = getattr(sys.modules[owner], name)
+    for owner, intervals in SLOW_INTERVALS.items():
+        for name, longer in intervals.items():
+            original = getattr(sys.modules[owner], name)
             for key, module in sys.modules.copy().items():
-                if key.startswith("topics.") and getattr(module, name, None) is promised:
-                    setattr(module, name, slower)
+                if key.startswith("topics.") and getattr(module, name, None) is original:
+                    setattr(module, name, longer)
 
 
 _REAL_GMTIME: Final = time.gmtime

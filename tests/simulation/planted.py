@@ -352,10 +352,10 @@ def caps_that_accept_one_too_many() -> None:
 
 @plant
 def tombstones_off_by_one() -> None:
-    def tell_gap(real: Callable[..., None], self: Page, gap: SeqRange, reason: str) -> None:
+    def report_gap(real: Callable[..., None], self: Page, gap: SeqRange, reason: str) -> None:
         real(self, SeqRange(gap.first, gap.last - (reason == "ttl")), reason)
 
-    wrap(Page, "report_gap", tell_gap)
+    wrap(Page, "report_gap", report_gap)
 
 
 @plant
@@ -502,9 +502,9 @@ def feeds_that_skip_a_page() -> None:
 def cursors_of_any_epoch() -> None:
     real = reading.read
 
-    def read(topic: Topic, asked: Any, *rest: Any, **more: Any) -> Page:
-        if asked.epoch is not None and asked.from_seq <= topic.head_seq:
-            asked = structs.replace(asked, epoch=topic.epoch)
-        return real(topic, asked, *rest, **more)
+    def read(topic: Topic, diff: Any, *rest: Any, **more: Any) -> Page:
+        if diff.epoch is not None and diff.from_seq <= topic.head_seq:
+            diff = structs.replace(diff, epoch=topic.epoch)
+        return real(topic, diff, *rest, **more)
 
     replace(reading, "read", read)

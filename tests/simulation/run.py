@@ -27,12 +27,12 @@ import trio  # noqa: E402
 import topics.front.admin.application  # noqa: E402, F401 - nothing is imported while a world runs
 from tests.campaigns.killer import damage  # noqa: E402
 from tests.simulation.faults import Faults  # noqa: E402
-from tests.simulation.history import Call, Entry, Happened  # noqa: E402
+from tests.simulation.history import Call, Entry, ServerEvent  # noqa: E402
 from tests.simulation.judge import judge  # noqa: E402
 from tests.simulation.restored import readings  # noqa: E402
 from tests.simulation.threads import run_sync  # noqa: E402
 from tests.simulation.work import HOUR_S, Work  # noqa: E402
-from tests.simulation.world import SHARDS, World, place  # noqa: E402
+from tests.simulation.world import SHARDS, World, install_world  # noqa: E402
 from tests.simulation.world import run as run_world  # noqa: E402
 
 CALLS: Final = (600, 1200, 2400)  # the approximate number of calls in a run
@@ -62,12 +62,12 @@ def run(seed: int, *, span_s: float = HOUR_S, cut_s: float | None = None) -> Res
     with _folder() as root:
         world = World(seed, root, outside.install(seed))
         _log_to(world, result.log)
-        place(world)
+        install_world(world)
         try:
             run_world(world, lambda: _live(world, span_s, cut_s))
             result.digest = world.disk.digest()
-            happened = {one.what for one in world.history.entries if isinstance(one, Happened)}
-            if not happened & {"hurt", "damaged"}:
+            happened = {one.what for one in world.history.entries if isinstance(one, ServerEvent)}
+            if not happened & {"corrupt", "damaged"}:
                 world.broken += damage(root / "data", SHARDS)
         except BaseException as error:
             world.broken.append(f"the world has ended: {text_of(error)}")
@@ -90,7 +90,7 @@ async def _live(world: World, span_s: float, cut_s: float | None) -> None:
         world.set_keys("key0")
     world.start()
     await world.ready()
-    fates = Faults(world)
+    faults = Faults(world)
     calls = world.rng.choice(CALLS)
     work = Work(
         *(world.seed, world.connect, world.history, SHARDS),
@@ -102,12 +102,12 @@ async def _live(world: World, span_s: float, cut_s: float | None) -> None:
     )
     with trio.move_on_after(span_s if cut_s is None else cut_s):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(fates.run)
+            nursery.start_soon(faults.run)
             await work.run()
             nursery.cancel_scope.cancel()
-    await fates.mend()
+    await faults.end_all()
     world.old_keys = 0.0
-    world.history.happened("quiet")
+    world.history.record_server_event("quiet")
     await work.final()
     await world.stop()
     await _restore(world, work)
@@ -154,4 +154,4 @@ def text_of(error: BaseException) -> str:
 
 def deaths(entries: list[Entry]) -> int:
     """Count the crashes by process."""
-    return sum(isinstance(each, Happened) and each.what in ("kill", "power") for each in entries)
+    return sum(isinstance(each, ServerEvent) and each.what in ("kill", "power") for each in entries)

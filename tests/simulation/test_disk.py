@@ -1,4 +1,4 @@
-"""The simulated disk: every byte that remains after a power loss can be explained."""
+"""The simulated disk: after a power loss it contains only bytes that were written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.disk import GO_ON, Died, Disk, Verdict
+from tests.simulation.disk import PROCEED, Died, Disk, Verdict
 from tests.simulation.durable import NAMES, PAGE, SECTOR, Durable, File, Folder
 from tests.support.log import Client
 from topics.storage import disk as disk_module
@@ -89,7 +89,7 @@ def lose_power_of(disk: Disk, policy: str) -> None:
 
 
 def failing(code: int, operations: set[str]) -> Any:
-    return lambda _, operation, *__: Verdict(code) if operation in operations else GO_ON
+    return lambda _, operation, *__: Verdict(code) if operation in operations else PROCEED
 
 
 # The model compared with all earlier versions
@@ -308,14 +308,14 @@ def test_a_replaced_file_has_its_new_or_its_old_content(tmp_path: Path) -> None:
     for seed in range(30):
         with disk_at(tmp_path / str(seed), seed, NAMES[seed % 2]) as disk:
             put(disk.root / "file", b"old")
-            aside = AtomicFile(disk.root / "file", ".new")
-            os.pwrite(aside.fd, b"new", 0)
+            new_file = AtomicFile(disk.root / "file", ".new")
+            os.pwrite(new_file.fd, b"new", 0)
             if seed % 3:
-                aside.publish()
+                new_file.publish()
             else:
-                os.fdatasync(aside.fd)
+                os.fdatasync(new_file.fd)
                 (disk.root / "file.new").replace(disk.root / "file")
-                os.close(aside.fd)
+                os.close(new_file.fd)
             disk.lose_power()
             data = (disk.root / "file").read_bytes()
             assert data == b"new" or (data == b"old" and seed % 3 == 0)
@@ -380,7 +380,7 @@ def test_a_process_may_die_while_the_disk_waits(disk: Disk) -> None:
 
     def kill(*_: object) -> Verdict:
         owner.is_dead = True
-        return GO_ON
+        return PROCEED
 
     with opened(disk.root / "file") as fd:
         disk.hook = kill
@@ -395,7 +395,7 @@ def test_a_write_may_be_torn_by_a_kill(disk: Disk) -> None:
 
     def tear(_: object, operation: str, path: str, length: int) -> Verdict:
         if operation != "write":
-            return GO_ON
+            return PROCEED
         assert (path, length) == ("file", 5)
         owner.is_dead = True
         return Verdict(torn=2)
@@ -427,28 +427,28 @@ def test_the_descriptors_of_a_dead_process_are_closed(disk: Disk) -> None:
 def test_no_later_sync_writes_the_data_that_a_failed_sync_has_lost(
     tmp_path: Path, operation: str
 ) -> None:
-    for again in (False, True):
+    for is_rewritten in (False, True):
         left = set()
         for seed in range(20):
-            with disk_at(tmp_path / f"{again}{seed}", seed) as disk:
+            with disk_at(tmp_path / f"{is_rewritten}{seed}", seed) as disk:
                 put(disk.root / "file", b"old")
                 with opened(disk.root / "file") as fd:
                     os.pwrite(fd, b"new", 0)
                     disk.hook = failing(errno.EIO, {operation})
                     with pytest.raises(OSError, match="Input/output error"):
                         write_back(fd, 0, 3) if operation == "writeback" else os.fdatasync(fd)
-                    disk.hook = lambda *_: GO_ON
+                    disk.hook = lambda *_: PROCEED
                     assert os.pread(fd, 3, 0) == b"new"
-                    if again:
+                    if is_rewritten:
                         rewrite(fd, 0, 3)
                     os.fdatasync(fd)
                 disk.lose_power()
                 left.add((disk.root / "file").read_bytes())
-        assert left == ({b"new"} if again else {b"old", b"new"})
+        assert left == ({b"new"} if is_rewritten else {b"old", b"new"})
 
 
 def test_free_space_is_counted_in_allocated_blocks(disk: Disk) -> None:
-    root, disk.room = disk.root, 4 * PAGE
+    root, disk.free_bytes = disk.root, 4 * PAGE
     with opened(root / "a") as fd:
         allocate_pages(fd, 2)
         os.pwrite(fd, b"1" * PAGE, PAGE)  # has its block
@@ -467,12 +467,12 @@ def test_free_space_is_counted_in_allocated_blocks(disk: Disk) -> None:
             allocate_pages(fd, 5)
         allocate_pages(fd, 4)
         punch_hole(fd, PAGE, 2 * PAGE)
-        assert disk.room == 2 * PAGE
+        assert disk.free_bytes == 2 * PAGE
         assert os.pread(fd, 2, PAGE - 1) == b"\0\0"
         os.ftruncate(fd, 0)
-    assert disk.room == 4 * PAGE
+    assert disk.free_bytes == 4 * PAGE
     (root / "a").unlink()
-    disk.room = None
+    disk.free_bytes = None
     allocate_in(root / "c", 1 << 20)
     assert disk.files() == {"c": 1 << 20}
 
@@ -488,11 +488,11 @@ def allocate_in(path: Path, size: int) -> None:
 
 def test_a_power_loss_frees_unused_blocks(disk: Disk) -> None:
     put(disk.root / "kept", b"1")
-    disk.room = 4 * PAGE
+    disk.free_bytes = 4 * PAGE
     write(disk.root / "lost", b"2" * 2 * PAGE)
-    assert disk.room == 2 * PAGE
+    assert disk.free_bytes == 2 * PAGE
     lose_power_of(disk, "drop")
-    assert disk.room == 4 * PAGE - PAGE * (len(disk.files()) - 1) * 2
+    assert disk.free_bytes == 4 * PAGE - PAGE * (len(disk.files()) - 1) * 2
 
 
 def test_spoiled_pages_cannot_be_read(disk: Disk) -> None:
@@ -500,7 +500,7 @@ def test_spoiled_pages_cannot_be_read(disk: Disk) -> None:
     put(path, b"1" * 3 * PAGE)
     mapped = MappedFile.of(path)
     assert mapped.can_read(0, 3 * PAGE)
-    disk.spoil(path, PAGE + 5, 1)
+    disk.make_unreadable(path, PAGE + 5, 1)
     with pytest.raises(Damaged, match=f"offset {PAGE}: the disk cannot read it"):
         mapped.check_readable(0, 3 * PAGE)
     assert mapped.can_read(0, PAGE)
@@ -579,8 +579,8 @@ def test_all_replaced_functions_are_restored(tmp_path: Path) -> None:
 
 
 def test_operations_outside_the_folder_are_not_affected(disk: Disk, tmp_path: Path) -> None:
-    asked = []
-    disk.hook = lambda *call: asked.append(call) or GO_ON  # type: ignore[func-returns-value]
+    calls = []
+    disk.hook = lambda *call: calls.append(call) or PROCEED  # type: ignore[func-returns-value]
     elsewhere = tmp_path / "database"
     elsewhere.mkdir()
     write(elsewhere / "file", b"1")
@@ -590,7 +590,7 @@ def test_operations_outside_the_folder_are_not_affected(disk: Disk, tmp_path: Pa
     (elsewhere / "file").replace(elsewhere / "other")
     assert (elsewhere / "other").read_text() == "2"
     shutil.rmtree(elsewhere)
-    assert not asked
+    assert not calls
     assert not disk.files()
 
 

@@ -1,4 +1,4 @@
-"""The judge: for each promise one history that keeps it, and a variant that breaks it."""
+"""The judge: for each promise a history that keeps the promise, and a variant that breaks it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.simulation.model import DEFAULTS
 
 SHARDS = 3
 T, Q, D = "t", "q", "d"
-Case = Callable[["Story", bool], None]
+Case = Callable[["Scenario", bool], None]
 CASES: list[tuple[str, str, Case]] = []
 
 
-class Story:
-    """A history that a test writes. Every call takes 10 ms. The epoch is 1 until a topic is
+class Scenario:
+    """Builds a history. Every call takes 10 ms. The epoch is 1 until a topic is
     recreated. ``records``: by topic and seq the appended records as readers receive them.
     """
 
@@ -39,11 +39,11 @@ class Story:
         client: str = "c",
         **headers: str,
     ) -> int:
-        call = self.history.asked(client, method, f"/v0/{path}", body, **headers)
+        call = self.history.record_request(client, method, f"/v0/{path}", body, **headers)
         self.now += 0.01
         if status is not None and status >= 400 and isinstance(answer, str):
             answer = {"error": {"code": answer, "message": ""}}
-        self.history.answered(call, status, answer)
+        self.history.record_response(call, status, answer)
         return call.began
 
     def wait(self, seconds: float) -> None:
@@ -106,7 +106,7 @@ class Story:
         **changed: Any,
     ) -> int:  # fmt: skip
         high = max([low, *seqs, gap[1] if gap else 0, *([head] if head else [])])
-        told = {"gap_from": gap[0], "gap_to": gap[1], "reason": gap[2]} if gap else None
+        fields = {"gap_from": gap[0], "gap_to": gap[1], "reason": gap[2]} if gap else None
         answer = {
             "topic": topic,
             "records": [self.records[topic, seq] for seq in seqs],
@@ -115,7 +115,7 @@ class Story:
             "caught_up": True,
             "lag": 0,
             "earliest_seq": min([*seqs, high + 1]),
-            "tombstone": told,
+            "tombstone": fields,
             "epoch": self.epochs.get(topic, 1),
         }
         body = {"from_seq": low, "include_tags": True, "limit": 1000, "epoch": epoch_read}
@@ -141,23 +141,25 @@ class Story:
         self.call(f"topics/{Q}/{what}", {"node": node, "seqs": [seq], **body}, answer)
 
     def watch(self, *events: tuple[str, dict[str, Any]], start: int = 0, last: str = "") -> None:
-        told = {T: {"from_seq": start, "head_seq": 9, "earliest_seq": 1, "epoch": 1}}
-        self.call("watch", {"topics": {T: {"from_seq": start}}}, {"wid": "wid", "topics": told})
+        fields = {T: {"from_seq": start, "head_seq": 9, "earliest_seq": 1, "epoch": 1}}
+        self.call("watch", {"topics": {T: {"from_seq": start}}}, {"wid": "wid", "topics": fields})
         self.follow(*events, last=last)
 
     def follow(self, *events: tuple[str, dict[str, Any]], last: str = "") -> None:
         headers = {"Last-Event-ID": last} if last else {}
-        call = self.history.asked("w", "GET", "/v0/watch/wid", None, **headers)
-        self.history.answered(call, 200, None)
+        call = self.history.record_request("w", "GET", "/v0/watch/wid", None, **headers)
+        self.history.record_response(call, 200, None)
         for event, data in events:
             if "records" in data:
                 data["records"] = [self.records[T, seq] for seq in data["records"]]
             end = data.get("to_seq", data.get("gap_to", 0))
-            self.history.said(call, event, f"id{end}", {"topic": T, "head_seq": 9, **data})
-        self.history.said(call, "end", "", "left")
+            self.history.record_stream_event(
+                call, event, f"id{end}", {"topic": T, "head_seq": 9, **data}
+            )
+        self.history.record_stream_event(call, "end", "", "left")
 
-    def happen(self, what: str, who: str = "", how: str = "", value: float = 0.0) -> None:
-        self.history.happened(what, who, how, value)
+    def server_event(self, what: str, who: str = "", how: str = "", value: float = 0.0) -> None:
+        self.history.record_server_event(what, who, how, value)
 
 
 def shown(*seqs: int, low: int | None = None) -> tuple[str, dict[str, Any]]:
@@ -177,780 +179,784 @@ def case(promise: str, sentence: str) -> Callable[[Case], Case]:
 
 
 @case("durability", "gets no record 2, which was acknowledged")
-def an_acknowledged_record(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.append(2, 2)
-    story.append(3, 3)
-    story.page(*([1, 2, 3] if right else [1, 3]))
+def an_acknowledged_record_is_returned(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.append(3, 3)
+    scenario.page(*([1, 2, 3] if is_valid else [1, 3]))
 
 
 @case("durability", "gets no record 1")
-def a_class_that_outlives_kills(story: Story, right: bool) -> None:
-    story.make(durability="ephemeral" if right else "memory")
-    story.append(1, 1)
-    story.happen("kill", "everything")
-    story.page(gap=(1, 1, "mixed")) if right else story.page(head=1)
+def a_record_of_class_memory_survives_a_kill(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(durability="ephemeral" if is_valid else "memory")
+    scenario.append(1, 1)
+    scenario.server_event("kill", "everything")
+    scenario.page(gap=(1, 1, "mixed")) if is_valid else scenario.page(head=1)
 
 
 @case("durability", "record 1, which was acknowledged, is reported as lost")
-def what_only_a_power_loss_takes(story: Story, right: bool) -> None:
-    story.make(durability="disk")
-    story.append(1, 1)
-    story.wait(0.0 if right else 30.0)
-    story.happen("power")
-    story.page(gap=(1, 1, "mixed"))
+def a_power_loss_loses_only_recent_records_of_class_disk(
+    scenario: Scenario, is_valid: bool
+) -> None:
+    scenario.make(durability="disk")
+    scenario.append(1, 1)
+    scenario.wait(0.0 if is_valid else 30.0)
+    scenario.server_event("power")
+    scenario.page(gap=(1, 1, "mixed"))
 
 
 @case("durability", "is reported as lost (mixed)")
-def what_a_power_loss_does_not_take(story: Story, right: bool) -> None:
-    story.make(durability="disk" if right else "fsync")
-    story.append(1, 1)
-    story.happen("power")
-    story.page(gap=(1, 1, "mixed"))
+def a_record_of_class_fsync_survives_a_power_loss(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(durability="disk" if is_valid else "fsync")
+    scenario.append(1, 1)
+    scenario.server_event("power")
+    scenario.page(gap=(1, 1, "mixed"))
 
 
 @case("durability", "a power loss removed 1 but kept 2")
-def a_prefix_that_survives(story: Story, right: bool) -> None:
-    story.make(durability="disk")
-    story.append(1, 1)
-    story.append(2, 2)
-    story.happen("power")
-    story.wait(3.0)
-    story.page(*([1] if right else [2]), gap=None if right else (1, 1, "mixed"))
+def a_power_loss_leaves_a_prefix_of_the_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(durability="disk")
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.server_event("power")
+    scenario.wait(3.0)
+    scenario.page(*([1] if is_valid else [2]), gap=None if is_valid else (1, 1, "mixed"))
 
 
 @case("durability", "1 to 1 are reported as lost without a cause")
-def a_loss_without_a_cause(story: Story, right: bool) -> None:
-    story.make(cap_records=1 if right else 0)
-    story.append(1, 1)
-    story.append(2, 2)
-    story.page(2, gap=(1, 1, "cap"))
+def a_reported_loss_has_a_cause(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(cap_records=1 if is_valid else 0)
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.page(2, gap=(1, 1, "cap"))
 
 
 @case("durability", "record 2, which was acknowledged, is reported as lost (cap)")
-def what_a_cap_leaves(story: Story, right: bool) -> None:
-    story.make(cap_records=2)
+def a_cap_evicts_only_the_oldest_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(cap_records=2)
     for seq in (1, 2, 3):
-        story.append(seq, seq)
-    story.page(*([2, 3] if right else [3]), gap=(1, 1 if right else 2, "cap"))
+        scenario.append(seq, seq)
+    scenario.page(*([2, 3] if is_valid else [3]), gap=(1, 1 if is_valid else 2, "cap"))
 
 
 @case("once", "is stored at [1, 2], but at most 1 is permitted")
-def one_append(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 0, status=None)
-    story.put(T, 1, 1)
-    story.put(T, 2, 1)
-    story.page(1, *([] if right else [2]))
+def an_append_is_stored_once(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 0, status=None)
+    scenario.put(T, 1, 1)
+    scenario.put(T, 2, 1)
+    scenario.page(1, *([] if is_valid else [2]))
 
 
 @case("once", "the key k has the seqs [1] and [2]")
-def a_key(story: Story, right: bool) -> None:
-    story.make(idempotency_window_ms=120_000 if not right else 0)
-    story.append(1, 1, idempotency_key="k")
-    story.append(1, 2, idempotency_key="k")
-    story.page(1, 2)
+def a_known_key_returns_the_first_seqs(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(idempotency_window_ms=120_000 if not is_valid else 0)
+    scenario.append(1, 1, idempotency_key="k")
+    scenario.append(1, 2, idempotency_key="k")
+    scenario.page(1, 2)
 
 
 @case("once", "the key k is reused but not deduped")
-def a_key_that_is_known(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1, idempotency_key="k")
-    story.append(1, 1, idempotency_key="k", deduped=right)
+def a_known_key_is_deduped(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1, idempotency_key="k")
+    scenario.append(1, 1, idempotency_key="k", deduped=is_valid)
 
 
 @case("once", "deduped, but was not used within its window")
-def a_key_that_is_new(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1, idempotency_key="k", deduped=not right)
+def a_new_key_is_not_deduped(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1, idempotency_key="k", deduped=not is_valid)
 
 
 @case("once", "deduped, but was not used within its window")
-def a_key_that_is_old(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1, idempotency_key="k")
-    story.wait(119.0 if right else 121.0)
-    story.append(1, 1, idempotency_key="k", deduped=True)
+def an_expired_key_is_not_deduped(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1, idempotency_key="k")
+    scenario.wait(119.0 if is_valid else 121.0)
+    scenario.append(1, 1, idempotency_key="k", deduped=True)
 
 
 @case("seqs", "is not notified of the missing record 2")
-def seqs_without_holes(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.append(2, 2 if right else 3)
-    story.page(1, 2 if right else 3)
+def seqs_have_no_holes(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.append(2, 2 if is_valid else 3)
+    scenario.page(1, 2 if is_valid else 3)
 
 
 @case("seqs", "a response to an append names")
-def one_record_for_a_seq(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.page(1)
-    story.append(2, 2 if right else 1)
+def a_seq_belongs_to_one_record(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.page(1)
+    scenario.append(2, 2 if is_valid else 1)
 
 
 @case("seqs", "after record 2 was known")
-def seqs_that_go_up(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1 if right else 2)
-    story.append(2, 2 if right else 1)
+def later_appends_get_higher_seqs(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1 if is_valid else 2)
+    scenario.append(2, 2 if is_valid else 1)
 
 
 @case("seqs", "$ts of record 2 is lower")
-def times_that_go_up(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.append(2, 2)
-    story.records[T, 2]["$ts"] = 2000 if right else 500
-    story.page(1, 2)
+def timestamps_never_decrease(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.records[T, 2]["$ts"] = 2000 if is_valid else 500
+    scenario.page(1, 2)
 
 
 @case("seqs", "append of 2 records has 1")
-def a_whole_batch(story: Story, right: bool) -> None:
-    story.make()
-    began = story.append(1, 1, count=2)
-    call = next(one for one in story.history.entries if getattr(one, "began", 0) == began)
-    if not right:
+def the_response_to_an_append_counts_all_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    began = scenario.append(1, 1, count=2)
+    call = next(one for one in scenario.history.entries if getattr(one, "began", 0) == began)
+    if not is_valid:
         call.answer |= {"last_seq": 1, "head_seq": 1, "count": 1}  # type: ignore[union-attr]
 
 
 @case("durability", "gets no record 2, which was shown")
-def a_batch_that_is_whole(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 0, count=2, status=None)
-    story.put(T, 1, 1, 0)
-    story.put(T, 2, 1, 1)
-    story.page(1, *([2] if right else []), head=2)
+def a_batch_is_stored_completely(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 0, count=2, status=None)
+    scenario.put(T, 1, 1, 0)
+    scenario.put(T, 2, 1, 1)
+    scenario.page(1, *([2] if is_valid else []), head=2)
 
 
 @case("stable", "data of record 1")
-def the_same_bytes(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 0, status=None)
-    story.append(2, 0, status=None)
-    story.put(T, 1, 1)
-    story.page(1)
-    story.put(T, 1, 1 if right else 2)
-    story.page(1)
+def all_readers_receive_the_same_data(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 0, status=None)
+    scenario.append(2, 0, status=None)
+    scenario.put(T, 1, 1)
+    scenario.page(1)
+    scenario.put(T, 1, 1 if is_valid else 2)
+    scenario.page(1)
 
 
 @case("stable", "differs from its append")
-def the_bytes_that_were_sent(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1, meta={"a": 1})
-    story.records[T, 1]["meta"] = {"a": 1 if right else 2}
-    story.page(1)
+def a_record_equals_its_append(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1, meta={"a": 1})
+    scenario.records[T, 1]["meta"] = {"a": 1 if is_valid else 2}
+    scenario.page(1)
 
 
 @case("phantoms", "was never appended, or refused")
-def a_refused_append(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 0, status=None if right else 429)
-    story.put(T, 1, 1)
-    story.page(1)
+def a_refused_append_is_never_visible(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 0, status=None if is_valid else 429)
+    scenario.put(T, 1, 1)
+    scenario.page(1)
 
 
 @case("phantoms", "belongs to ['d']")
-def a_record_of_another_topic(story: Story, right: bool) -> None:
-    story.make()
-    story.make(D)
-    if right:
-        story.call("routers/r", {"source": D, "dest": T}, {"router": "r"}, 201, "PUT")
-    story.append(1, 1, topic=D)
-    story.put(T, 1, 1)
-    story.page(1)
+def a_record_is_visible_only_in_its_topic(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.make(D)
+    if is_valid:
+        scenario.call("routers/r", {"source": D, "dest": T}, {"router": "r"}, 201, "PUT")
+    scenario.append(1, 1, topic=D)
+    scenario.put(T, 1, 1)
+    scenario.page(1)
 
 
 @case("readers", "not in order")
-def a_page_in_order(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.append(2, 2)
-    story.page(*([1, 2] if right else [2, 1]))
+def the_records_of_a_page_are_in_order(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.page(*([1, 2] if is_valid else [2, 1]))
 
 
 @case("durability", "gets no record 1, which was acknowledged, and no gap")
-def a_gap_from_the_cursor(story: Story, right: bool) -> None:
-    story.make(cap_records=1)
+def a_gap_starts_after_the_cursor(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(cap_records=1)
     for seq in (1, 2, 3):
-        story.append(seq, seq)
-    story.page(3, gap=(1 if right else 2, 2, "cap"))
+        scenario.append(seq, seq)
+    scenario.page(3, gap=(1 if is_valid else 2, 2, "cap"))
 
 
 @case("readers", "is returned after it was reported as lost")
-def a_loss_for_good(story: Story, right: bool) -> None:
-    story.make(cap_records=1)
-    story.append(1, 1)
-    story.append(2, 2)
-    story.page(2, gap=(1, 1, "cap"))
-    story.page(2, gap=(1, 1, "cap")) if right else story.page(1, 2)
+def a_lost_record_is_never_returned_later(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(cap_records=1)
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.page(2, gap=(1, 1, "cap"))
+    scenario.page(2, gap=(1, 1, "cap")) if is_valid else scenario.page(1, 2)
 
 
 @case("readers", "has a wrong caught_up or lag")
-def a_page_that_knows_where_it_is(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.page(1, lag=0 if right else 1)
+def a_page_has_the_correct_lag(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.page(1, lag=0 if is_valid else 1)
 
 
 @case("readers", "a node receives its own records")
-def records_of_others(story: Story, right: bool) -> None:
-    story.make(dedupe_node=not right)
-    story.append(1, 1, node="n")
-    answer = {"records": [{**story.records[T, 1], "$node": "n"}], "next_from_seq": 1}
+def a_node_does_not_receive_its_own_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(dedupe_node=not is_valid)
+    scenario.append(1, 1, node="n")
+    answer = {"records": [{**scenario.records[T, 1], "$node": "n"}], "next_from_seq": 1}
     answer |= {"head_seq": 1, "caught_up": True, "lag": 0, "tombstone": None, "epoch": 1}
-    story.call(f"topics/{T}/diff", {"from_seq": 0, "node": "n"}, answer)
+    scenario.call(f"topics/{T}/diff", {"from_seq": 0, "node": "n"}, answer)
 
 
 @case("durability", "a reader of (1, 3] gets no record 2")
-def a_stream_that_leaves_out_nothing(story: Story, right: bool) -> None:
-    story.make()
+def a_stream_skips_no_record(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
     for seq in (1, 2, 3):
-        story.append(seq, seq)
-    story.watch(shown(1), shown(2, 3) if right else shown(3))
+        scenario.append(seq, seq)
+    scenario.watch(shown(1), shown(2, 3) if is_valid else shown(3))
 
 
 @case("readers", "a stream at 2 receives record from 1")
-def a_stream_that_repeats_nothing(story: Story, right: bool) -> None:
-    story.make()
+def a_stream_repeats_no_record(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
     for seq in (1, 2, 3):
-        story.append(seq, seq)
-    story.watch(shown(1, 2), shown(3) if right else shown(2, 3))
+        scenario.append(seq, seq)
+    scenario.watch(shown(1, 2), shown(3) if is_valid else shown(2, 3))
 
 
 @case("durability", "a reader of (1, 3] gets no record 2")
-def a_stream_that_is_resumed(story: Story, right: bool) -> None:
-    story.make()
+def a_resumed_stream_skips_no_record(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
     for seq in (1, 2, 3):
-        story.append(seq, seq)
-    story.watch(shown(1))
-    story.follow(shown(2, 3) if right else shown(3), last="id1")
+        scenario.append(seq, seq)
+    scenario.watch(shown(1))
+    scenario.follow(shown(2, 3) if is_valid else shown(3), last="id1")
 
 
 @case("deletes", "record 1 is returned after it was deleted")
-def a_delete_by_seq(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.append(2, 2)
-    story.call(f"topics/{T}/delete", {"before_seq": 2}, {"topic": T, "deleted": 1})
-    story.page(2) if right else story.page(1, 2)
+def a_record_deleted_by_seq_is_not_returned(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.call(f"topics/{T}/delete", {"before_seq": 2}, {"topic": T, "deleted": 1})
+    scenario.page(2) if is_valid else scenario.page(1, 2)
 
 
 @case("deletes", "record 1 is returned after it was deleted")
-def a_delete_by_tag(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1, tag="red:1")
-    story.append(2, 2, tag="blue")
-    story.call(f"topics/{T}/delete", {"match": ["tag", "Glob", "red*"]}, {"topic": T})
-    story.page(2) if right else story.page(1, 2)
+def a_record_deleted_by_tag_is_not_returned(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1, tag="red:1")
+    scenario.append(2, 2, tag="blue")
+    scenario.call(f"topics/{T}/delete", {"match": ["tag", "Glob", "red*"]}, {"topic": T})
+    scenario.page(2) if is_valid else scenario.page(1, 2)
 
 
 @case("deletes", "record 1 is returned after its age limit of 60000 ms")
-def an_age(story: Story, right: bool) -> None:
-    story.make(ttl_ms=60_000)
-    story.append(1, 1)
-    story.wait(59.0 if right else 61.0)
-    story.page(1)
+def an_expired_record_is_not_returned(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(ttl_ms=60_000)
+    scenario.append(1, 1)
+    scenario.wait(59.0 if is_valid else 61.0)
+    scenario.page(1)
 
 
 @case("durability", "gets no record 2")
-def a_delete_that_takes_no_more(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1, tag="red")
-    story.append(2, 2, tag="blue")
-    story.call(f"topics/{T}/delete", {"match": "red"}, None, None)
-    story.page(2) if right else story.page(1, head=2)
+def a_delete_by_tag_removes_only_matching_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1, tag="red")
+    scenario.append(2, 2, tag="blue")
+    scenario.call(f"topics/{T}/delete", {"match": "red"}, None, None)
+    scenario.page(2) if is_valid else scenario.page(1, head=2)
 
 
 @case("epochs", "is returned again after its delete")
-def an_epoch_that_is_new(story: Story, right: bool) -> None:
-    story.make()
-    story.call(f"topics/{T}", None, {"topic": T, "deleted": True}, method="DELETE")
-    story.epochs[T] = 1 if right else 0
-    story.make()
+def a_recreated_topic_has_a_new_epoch(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.call(f"topics/{T}", None, {"topic": T, "deleted": True}, method="DELETE")
+    scenario.epochs[T] = 1 if is_valid else 0
+    scenario.make()
 
 
 @case("epochs", "a reader of epoch 1 is not notified of another epoch")
-def a_reader_of_an_epoch_that_is_over(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.call(f"topics/{T}", None, {"deleted": True}, method="DELETE")
-    story.make()
-    story.append(2, 1)
-    story.page(1, epoch_read=2 if right else 1)
+def a_reader_of_an_old_epoch_is_notified(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.call(f"topics/{T}", None, {"deleted": True}, method="DELETE")
+    scenario.make()
+    scenario.append(2, 1)
+    scenario.page(1, epoch_read=2 if is_valid else 1)
 
 
-@case("access", "answers 401, although the key is valid")
-def a_good_key(story: Story, right: bool) -> None:
-    story.history.happened("key", "k", "added")
-    story.wait(100.0)
-    if right:
-        story.history.happened("key", "k", "removed")
-    story.call("topics", None, "unauthorized", 401, "GET", Authorization="Bearer k")
+@case("access", "responds with 401, although the key is valid")
+def a_valid_key_is_accepted(scenario: Scenario, is_valid: bool) -> None:
+    scenario.history.record_server_event("key", "k", "added")
+    scenario.wait(100.0)
+    if is_valid:
+        scenario.history.record_server_event("key", "k", "removed")
+    scenario.call("topics", None, "unauthorized", 401, "GET", Authorization="Bearer k")
 
 
-@case("access", "answers 200, although its key was removed")
-def a_key_that_was_removed(story: Story, right: bool) -> None:
-    story.history.happened("key", "k", "added")
-    story.history.happened("key", "k", "removed")
-    story.wait(30.0 if right else 100.0)
-    story.call("topics", None, {"topics": []}, method="GET", Authorization="Bearer k")
+@case("access", "responds with 200, although its key was removed")
+def a_removed_key_is_refused(scenario: Scenario, is_valid: bool) -> None:
+    scenario.history.record_server_event("key", "k", "added")
+    scenario.history.record_server_event("key", "k", "removed")
+    scenario.wait(30.0 if is_valid else 100.0)
+    scenario.call("topics", None, {"topics": []}, method="GET", Authorization="Bearer k")
 
 
 @case("epochs", "without a delete in between")
-def an_epoch_that_stays(story: Story, right: bool) -> None:
-    story.make()
-    story.page(epoch=1 if right else 2)
+def an_epoch_changes_only_by_a_delete(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.page(epoch=1 if is_valid else 2)
 
 
 @case("epochs", "it responds after it was deleted")
-def a_topic_that_is_gone(story: Story, right: bool) -> None:
-    story.make()
-    story.call(f"topics/{T}", None, {"topic": T, "deleted": True}, method="DELETE")
-    if right:
-        story.make()
-    story.page()
+def a_deleted_topic_does_not_respond(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.call(f"topics/{T}", None, {"topic": T, "deleted": True}, method="DELETE")
+    if is_valid:
+        scenario.make()
+    scenario.page()
 
 
 @case("config", "cap_records is 7, it was set to ['5']")
-def a_setting(story: Story, right: bool) -> None:
-    story.make(cap_records=5)
-    story.state(config={**DEFAULTS, "cap_records": 5 if right else 7})
+def a_setting_is_returned_as_it_was_set(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(cap_records=5)
+    scenario.state(config={**DEFAULTS, "cap_records": 5 if is_valid else 7})
 
 
 @case("config", "count of 3 records exceeds its cap 2")
-def a_cap(story: Story, right: bool) -> None:
-    story.make(cap_records=2)
-    story.append(1, 1, count=3)
-    story.state(config={**DEFAULTS, "cap_records": 2}, count=2 if right else 3, head_seq=3)
+def a_count_does_not_exceed_its_cap(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(cap_records=2)
+    scenario.append(1, 1, count=3)
+    scenario.state(config={**DEFAULTS, "cap_records": 2}, count=2 if is_valid else 3, head_seq=3)
 
 
 @case("real time", "a reader sees the head 1 after record 2 was known")
-def a_read_of_what_was_written(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.append(2, 2)
-    story.page(*([1, 2] if right else [1]))
+def a_read_returns_a_head_that_was_known(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.page(*([1, 2] if is_valid else [1]))
 
 
-@case("answers", "answers 500 internal")
-def no_errors_of_the_server(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 0, status=503)
-    if not right:
-        story.call(f"topics/{T}/diff", {}, "internal", 500)
+@case("responses", "responds with 500 internal")
+def no_response_is_an_internal_error(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 0, status=503)
+    if not is_valid:
+        scenario.call(f"topics/{T}/diff", {}, "internal", 500)
 
 
-@case("answers", "409 not_a_queue, which is not documented")
-def codes_of_the_route(story: Story, right: bool) -> None:
-    story.make()
-    story.call(f"topics/{T}/{'ack' if right else 'diff'}", {}, "not_a_queue", 409)
+@case("responses", "409 not_a_queue, which is not documented")
+def a_route_returns_only_documented_codes(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.call(f"topics/{T}/{'ack' if is_valid else 'diff'}", {}, "not_a_queue", 409)
 
 
-@case("answers", "although the topic exists")
-def no_404_for_what_is_there(story: Story, right: bool) -> None:
-    if not right:
-        story.make()
-    story.call(f"topics/{T}/diff", {}, "topic_not_found", 404)
-
-
-@case("queues", "is leased to v while w holds it")
-def one_holder(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.wait(31.0 if right else 1.0)
-    story.claim(1, node="v", count=2)
+@case("responses", "although the topic exists")
+def an_existing_topic_is_found(scenario: Scenario, is_valid: bool) -> None:
+    if not is_valid:
+        scenario.make()
+    scenario.call(f"topics/{T}/diff", {}, "topic_not_found", 404)
 
 
 @case("queues", "is leased to v while w holds it")
-def one_holder_over_an_extend(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1, lease_ms=1000)
-    story.settle("extend", 1, lease_ms=1000 if right else 60_000)
-    story.wait(2.0)
-    story.claim(1, node="v", count=2)
+def a_job_has_one_lease_holder(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.wait(31.0 if is_valid else 1.0)
+    scenario.claim(1, node="v", count=2)
 
 
 @case("queues", "is leased to v while w holds it")
-def leases_that_outlive_a_kill(story: Story, right: bool) -> None:
-    story.make(Q, type="queue", leases_durable=not right)
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.happen("kill", "everything")
-    story.claim(1, node="v", count=1 if right else 2)
+def a_job_with_an_extended_lease_has_one_holder(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1, lease_ms=1000)
+    scenario.settle("extend", 1, lease_ms=1000 if is_valid else 60_000)
+    scenario.wait(2.0)
+    scenario.claim(1, node="v", count=2)
 
 
 @case("queues", "is leased to v while w holds it")
-def leases_that_have_become_durable(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    if not right:
-        story.configure(Q, type="queue", leases_durable=True)
-    story.append(2, 2, topic=Q)
-    story.wait(5.0)
-    story.happen("kill", "everything")
-    story.claim(1, node="v", count=1 if right else 2)
+def durable_leases_survive_a_kill(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue", leases_durable=not is_valid)
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.server_event("kill", "everything")
+    scenario.claim(1, node="v", count=1 if is_valid else 2)
+
+
+@case("queues", "is leased to v while w holds it")
+def leases_that_were_made_durable_survive_a_kill(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    if not is_valid:
+        scenario.configure(Q, type="queue", leases_durable=True)
+    scenario.append(2, 2, topic=Q)
+    scenario.wait(5.0)
+    scenario.server_event("kill", "everything")
+    scenario.claim(1, node="v", count=1 if is_valid else 2)
 
 
 @case("queues", "follows delivery")
-def counts_that_outlive_a_stop(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.happen("stop", "everything")
-    story.claim(1, node="v", count=2 if right else 1)
+def delivery_counts_survive_a_stop(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.server_event("stop", "everything")
+    scenario.claim(1, node="v", count=2 if is_valid else 1)
 
 
 @case("queues", "after a nack, or sooner")
-def delays_that_outlive_a_stop(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.settle("nack", 1, delay_ms=60_000)
-    story.happen("stop" if not right else "kill", "everything")
-    story.claim(1, count=2)
+def delays_of_nacks_survive_a_stop(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.settle("nack", 1, delay_ms=60_000)
+    scenario.server_event("stop" if not is_valid else "kill", "everything")
+    scenario.claim(1, count=2)
 
 
 @case("queues", "is delivered after it was acked")
-def an_ack(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.settle("ack", 1, skipped=right)
-    if right:
-        story.settle("nack", 1)
-    story.wait(40.0)
-    story.claim(1, count=2)
+def an_acked_job_is_not_delivered(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.settle("ack", 1, skipped=is_valid)
+    if is_valid:
+        scenario.settle("nack", 1)
+    scenario.wait(40.0)
+    scenario.claim(1, count=2)
 
 
 @case("queues", "whose lease has expired")
-def an_ack_that_is_too_late(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    if right:
-        story.settle("extend", 1, lease_ms=60_000)
-    story.wait(40.0)
-    story.settle("ack", 1)
+def a_job_with_an_expired_lease_cannot_be_acked(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    if is_valid:
+        scenario.settle("extend", 1, lease_ms=60_000)
+    scenario.wait(40.0)
+    scenario.settle("ack", 1)
 
 
 @case("queues", "delivery 1 of job 1 follows delivery 1")
-def deliveries_that_count(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.settle("nack", 1)
-    story.claim(1, count=2 if right else 1)
+def delivery_counts_increase(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.settle("nack", 1)
+    scenario.claim(1, count=2 if is_valid else 1)
 
 
 @case("queues", "is delivered 2 times, at most 1")
-def the_most_deliveries(story: Story, right: bool) -> None:
-    story.make(Q, type="queue", max_deliveries=2 if right else 1, dead_letter=D)
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.settle("nack", 1)
-    story.claim(1, count=2)
+def deliveries_do_not_exceed_their_limit(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue", max_deliveries=2 if is_valid else 1, dead_letter=D)
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.settle("nack", 1)
+    scenario.claim(1, count=2)
 
 
 @case("queues", "which v holds")
-def an_ack_of_a_job_of_others(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1, lease_ms=1000)
-    story.wait(2.0)
-    story.claim(1, node="v", count=2)
-    story.settle("ack", 1, skipped=right)
+def a_client_cannot_ack_the_job_of_another_client(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1, lease_ms=1000)
+    scenario.wait(2.0)
+    scenario.claim(1, node="v", count=2)
+    scenario.settle("ack", 1, skipped=is_valid)
 
 
 @case("queues", "which it never held")
-def an_ack_of_a_stale_lease(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.settle("ack", 1, lease_ids=["w1" if right else "x1"])
+def a_client_cannot_ack_with_an_unknown_lease_id(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.settle("ack", 1, lease_ids=["w1" if is_valid else "x1"])
 
 
 @case("queues", "but its ack is skipped")
-def an_ack_of_who_holds(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    story.settle("ack", 1, skipped=not right)
+def a_lease_holder_can_ack_its_job(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    scenario.settle("ack", 1, skipped=not is_valid)
 
 
 @case("queues", "before its delay of 5000 ms")
-def a_delay(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q, delay_ms=5000)
-    story.wait(6.0 if right else 1.0)
-    story.claim(1)
+def a_job_is_not_delivered_before_its_delay(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q, delay_ms=5000)
+    scenario.wait(6.0 if is_valid else 1.0)
+    scenario.claim(1)
 
 
-def dead_letter(story: Story, seq: int, source: int = 1, n: int = 1) -> None:
+def add_dead_letter(scenario: Scenario, seq: int, source: int = 1, n: int = 1) -> None:
     meta = {"$dead_letter_from": Q, "$dead_letter_src_seq": source, "$dead_letter_deliveries": 1}
-    story.put(D, seq, n, meta=meta)
+    scenario.put(D, seq, n, meta=meta)
 
 
 @case("once", "is a dead letter at 1 and 2")
-def a_dead_letter(story: Story, right: bool) -> None:
-    story.make(Q, type="queue", max_deliveries=1, dead_letter=D)
-    story.append(1, 1, topic=Q)
-    story.append(2, 2, topic=Q)
-    dead_letter(story, 1)
-    dead_letter(story, 2, *((2, 2) if right else ()))
-    story.page(1, 2, topic=D)
+def a_dead_letter_is_stored_once(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue", max_deliveries=1, dead_letter=D)
+    scenario.append(1, 1, topic=Q)
+    scenario.append(2, 2, topic=Q)
+    add_dead_letter(scenario, 1)
+    add_dead_letter(scenario, 2, *((2, 2) if is_valid else ()))
+    scenario.page(1, 2, topic=D)
 
 
 @case("queues", "although it is a dead letter in d")
-def a_job_in_one_place(story: Story, right: bool) -> None:
-    story.make(Q, type="queue", max_deliveries=1, dead_letter=D)
-    story.append(1, 1, topic=Q)
-    dead_letter(story, 1)
-    if right:
-        story.claim(1)
-    story.page(1, topic=D)
-    if not right:
-        story.claim(1)
+def a_dead_letter_is_not_delivered_by_its_queue(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue", max_deliveries=1, dead_letter=D)
+    scenario.append(1, 1, topic=Q)
+    add_dead_letter(scenario, 1)
+    if is_valid:
+        scenario.claim(1)
+    scenario.page(1, topic=D)
+    if not is_valid:
+        scenario.claim(1)
 
 
 @case("queues", "neither in its queue nor in ['d']")
-def a_job_that_is_somewhere(story: Story, right: bool) -> None:
-    story.make(Q, type="queue", max_deliveries=1, dead_letter=D)
-    story.append(1, 1, topic=Q)
-    story.claim(1)
-    dead_letter(story, 1)
-    story.happen("quiet")
-    story.page(topic=Q, head=1, client="final")
-    story.page(*([1] if right else []), topic=D, client="final")
+def a_job_is_in_its_queue_or_in_its_dead_letter_topic(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue", max_deliveries=1, dead_letter=D)
+    scenario.append(1, 1, topic=Q)
+    scenario.claim(1)
+    add_dead_letter(scenario, 1)
+    scenario.server_event("quiet")
+    scenario.page(topic=Q, head=1, client="final")
+    scenario.page(*([1] if is_valid else []), topic=D, client="final")
 
 
-def redriven(story: Story, moved: int, remaining: int, **body: Any) -> None:
+def add_redrive(scenario: Scenario, moved: int, remaining: int, **body: Any) -> None:
     answer = {"topic": D, "moved": moved, "remaining": remaining, "skipped": 1}
-    story.call(f"topics/{D}/redrive", body, answer)
+    scenario.call(f"topics/{D}/redrive", body, answer)
 
 
 @case("redrives", "moves 0, and 2 remain")
-def a_redrive_that_is_complete(story: Story, right: bool) -> None:
-    story.make(D)
-    story.append(1, 1, topic=D, count=3)
-    redriven(story, 2 if right else 0, 0 if right else 2)
+def a_redrive_moves_all_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(D)
+    scenario.append(1, 1, topic=D, count=3)
+    add_redrive(scenario, 2 if is_valid else 0, 0 if is_valid else 2)
 
 
 @case("redrives", "moves 1, and 1 remain")
-def a_redrive_that_fails(story: Story, right: bool) -> None:
-    story.make(D)
-    story.append(1, 1, topic=D, count=3)
-    if right:
-        story.happen("kill", "shard 0")
-        story.happen("kill", "shard 1")
-        story.happen("kill", "shard 2")
-    redriven(story, 1, 1)
+def a_redrive_is_incomplete_only_after_a_failure(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(D)
+    scenario.append(1, 1, topic=D, count=3)
+    if is_valid:
+        scenario.server_event("kill", "shard 0")
+        scenario.server_event("kill", "shard 1")
+        scenario.server_event("kill", "shard 2")
+    add_redrive(scenario, 1, 1)
 
 
 @case("redrives", "is in ['d', 't'], at [1, 1]")
-def a_record_that_is_moved(story: Story, right: bool) -> None:
-    story.make()
-    story.make(D)
-    story.append(1, 1, topic=D)
-    redriven(story, 1, 0, to=T)
-    story.put(T, 1, 1)
-    story.happen("quiet")
-    story.page(1, client="final")
-    story.page(*([] if right else [1]), topic=D, head=1, client="final")
+def a_moved_record_is_removed_from_its_source(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.make(D)
+    scenario.append(1, 1, topic=D)
+    add_redrive(scenario, 1, 0, to=T)
+    scenario.put(T, 1, 1)
+    scenario.server_event("quiet")
+    scenario.page(1, client="final")
+    scenario.page(*([] if is_valid else [1]), topic=D, head=1, client="final")
 
 
 @case("redrives", "is in ['d', 't'], at [1, 1]")
-def a_record_whose_redrive_has_failed(story: Story, right: bool) -> None:
-    story.make()
-    story.make(D)
-    story.append(1, 1, topic=D)
-    redriven(story, 1, 0, to=T)
-    if right:
-        story.happen("kill", "everything")
-    story.put(T, 1, 1)
-    story.wait(10.0)
-    story.happen("quiet")
-    story.page(1, client="final")
-    story.page(1, topic=D, client="final")
+def a_record_is_in_two_topics_only_after_a_failure(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.make(D)
+    scenario.append(1, 1, topic=D)
+    add_redrive(scenario, 1, 0, to=T)
+    if is_valid:
+        scenario.server_event("kill", "everything")
+    scenario.put(T, 1, 1)
+    scenario.wait(10.0)
+    scenario.server_event("quiet")
+    scenario.page(1, client="final")
+    scenario.page(1, topic=D, client="final")
 
 
-def restored(story: Story, **shown: list[int]) -> None:
+def add_backup(scenario: Scenario, **shown: list[int]) -> None:
     """Add a backup that is restored and has these records."""
-    story.call("backup", method="GET")
-    backup = story.history.entries[-1]
+    scenario.call("backup", method="GET")
+    backup = scenario.history.entries[-1]
     for topic, seqs in shown.items():
-        head = max((seq for name, seq in story.records if name == topic), default=0)
-        story.page(*seqs, topic=topic, head=head, client="restored")
-        page = story.history.entries[-1]
+        head = max((seq for name, seq in scenario.records if name == topic), default=0)
+        scenario.page(*seqs, topic=topic, head=head, client="restored")
+        page = scenario.history.entries[-1]
         assert isinstance(backup, Call)
         assert isinstance(page, Call)
         page.began, page.ended = backup.began, backup.ended
 
 
 @case("durability", "gets no record 1, which was acknowledged")
-def a_record_of_a_backup(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    restored(story, t=[1] if right else [])
+def a_backup_contains_acknowledged_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    add_backup(scenario, t=[1] if is_valid else [])
 
 
 @case("backups", "is in ['d', 't'], at [1, 1]")
-def a_move_and_a_backup(story: Story, right: bool) -> None:
-    story.make()
-    story.make(D)
-    story.append(1, 1, topic=D)
-    redriven(story, 1, 0, to=T)
-    story.put(T, 1, 1)
-    restored(story, t=[1], d=[] if right else [1])
+def a_backup_contains_a_moved_record_once(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.make(D)
+    scenario.append(1, 1, topic=D)
+    add_redrive(scenario, 1, 0, to=T)
+    scenario.put(T, 1, 1)
+    add_backup(scenario, t=[1], d=[] if is_valid else [1])
     for topic in ("later", "even later"):
-        story.wait(8.0)
-        story.make(topic)
-    story.happen("power", "everything")  # long after the redrive
+        scenario.wait(8.0)
+        scenario.make(topic)
+    scenario.server_event("power", "everything")  # long after the redrive
 
 
 @case("queues", "job 1 is neither in its queue nor in ['t']")
-def a_moved_record_of_a_backup(story: Story, right: bool) -> None:
-    story.make()
-    story.make(D)
-    story.append(1, 1, topic=D)
-    redriven(story, 1, 0, to=T)
-    if right:
-        story.put(T, 1, 1)
-    restored(story, t=[1] if right else [], d=[])
+def a_backup_contains_moved_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.make(D)
+    scenario.append(1, 1, topic=D)
+    add_redrive(scenario, 1, 0, to=T)
+    if is_valid:
+        scenario.put(T, 1, 1)
+    add_backup(scenario, t=[1] if is_valid else [], d=[])
 
 
-def routed(story: Story, **fields: Any) -> None:
-    story.make()
-    story.make(D)
+def add_router(scenario: Scenario, **fields: Any) -> None:
+    scenario.make()
+    scenario.make(D)
     body = {"source": T, "dest": D, **fields}
-    story.call("routers/r", body, {"router": "r", "created": True}, 201, "PUT")
+    scenario.call("routers/r", body, {"router": "r", "created": True}, 201, "PUT")
 
 
 @case("routers", "has not copied record 2 of t")
-def all_copies(story: Story, right: bool) -> None:
-    routed(story)
-    story.append(1, 1)
-    story.append(2, 2)
-    story.put(D, 1, 1)
-    story.put(D, 2, 2)
-    story.happen("quiet")
-    story.page(1, 2, client="final")
-    story.page(1, *([2] if right else []), topic=D, client="final")
+def a_router_copies_all_records(scenario: Scenario, is_valid: bool) -> None:
+    add_router(scenario)
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.put(D, 1, 1)
+    scenario.put(D, 2, 2)
+    scenario.server_event("quiet")
+    scenario.page(1, 2, client="final")
+    scenario.page(1, *([2] if is_valid else []), topic=D, client="final")
 
 
 @case("routers", "has not copied record 1 of t")
-def copies_of_a_filter(story: Story, right: bool) -> None:
-    routed(story, filter=["tag", "Eq", "red"])
-    story.append(1, 1, tag="blue" if right else "red")
-    story.happen("quiet")
-    story.page(1, client="final")
-    story.page(topic=D, client="final")
+def a_router_copies_all_matching_records(scenario: Scenario, is_valid: bool) -> None:
+    add_router(scenario, filter=["tag", "Eq", "red"])
+    scenario.append(1, 1, tag="blue" if is_valid else "red")
+    scenario.server_event("quiet")
+    scenario.page(1, client="final")
+    scenario.page(topic=D, client="final")
 
 
 @case("routers", "are in another order")
-def copies_in_order(story: Story, right: bool) -> None:
-    routed(story)
-    story.append(1, 1)
-    story.append(2, 2)
-    story.put(D, 1, 1 if right else 2)
-    story.put(D, 2, 2 if right else 1)
-    story.happen("quiet")
-    story.page(1, 2, client="final")
-    story.page(1, 2, topic=D, client="final")
+def copies_are_in_the_order_of_their_source(scenario: Scenario, is_valid: bool) -> None:
+    add_router(scenario)
+    scenario.append(1, 1)
+    scenario.append(2, 2)
+    scenario.put(D, 1, 1 if is_valid else 2)
+    scenario.put(D, 2, 2 if is_valid else 1)
+    scenario.server_event("quiet")
+    scenario.page(1, 2, client="final")
+    scenario.page(1, 2, topic=D, client="final")
 
 
 @case("once", "is stored at 1 and 2")
-def a_copy_that_is_stamped(story: Story, right: bool) -> None:
-    routed(story, guarantee="exactly_once")
-    story.append(1, 1)
-    story.append(2, 2)
+def a_copy_of_an_exactly_once_router_is_stored_once(scenario: Scenario, is_valid: bool) -> None:
+    add_router(scenario, guarantee="exactly_once")
+    scenario.append(1, 1)
+    scenario.append(2, 2)
     for seq in (1, 2):
-        stamp = {"router": "r", "key": f"r:{seq if right else 1}"}
-        story.put(D, seq, seq, meta={"_topics_router": stamp})
-    story.page(1, 2, topic=D)
+        stamp = {"router": "r", "key": f"r:{seq if is_valid else 1}"}
+        scenario.put(D, seq, seq, meta={"_topics_router": stamp})
+    scenario.page(1, 2, topic=D)
 
 
 @case("counters", "count is 2, but a read returns 1")
-def a_counter(story: Story, right: bool) -> None:
-    story.make()
-    story.append(1, 1)
-    story.happen("quiet")
-    told: dict[str, Any] = {
+def a_count_equals_the_number_of_readable_records(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make()
+    scenario.append(1, 1)
+    scenario.server_event("quiet")
+    fields: dict[str, Any] = {
         "config": DEFAULTS,
         "head_seq": 1,
         "earliest_seq": 1,
-        "count": 1 if right else 2,
+        "count": 1 if is_valid else 2,
     }
-    story.state(client="final", **told)
-    story.page(1, client="final")
+    scenario.state(client="final", **fields)
+    scenario.page(1, client="final")
 
 
 @case("counters", "differ from its 1 jobs")
-def counters_of_a_queue(story: Story, right: bool) -> None:
-    story.make(Q, type="queue")
-    story.append(1, 1, topic=Q)
-    story.happen("quiet")
-    queue = {"ready": 1 if right else 0, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
-    told: dict[str, Any] = {"head_seq": 1, "earliest_seq": 1, "count": 1, "queue": queue}
-    story.state(Q, "final", config={**DEFAULTS, "type": "queue"}, **told)
-    story.page(1, topic=Q, client="final")
+def the_counters_of_a_queue_equal_its_stored_jobs(scenario: Scenario, is_valid: bool) -> None:
+    scenario.make(Q, type="queue")
+    scenario.append(1, 1, topic=Q)
+    scenario.server_event("quiet")
+    queue = {"ready": 1 if is_valid else 0, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    fields: dict[str, Any] = {"head_seq": 1, "earliest_seq": 1, "count": 1, "queue": queue}
+    scenario.state(Q, "final", config={**DEFAULTS, "type": "queue"}, **fields)
+    scenario.page(1, topic=Q, client="final")
 
 
 IDS = [one.__name__.replace("_", " ") for _, _, one in CASES]
 
 
-@pytest.mark.parametrize(("promise", "sentence", "told"), CASES, ids=IDS)
+@pytest.mark.parametrize(("promise", "sentence", "build"), CASES, ids=IDS)
 def test_the_judge_reports_exactly_the_broken_promise(
-    promise: str, sentence: str, told: Case
+    promise: str, sentence: str, build: Case
 ) -> None:
-    right, wrong = Story(), Story()
-    told(right, True)
-    told(wrong, False)
-    assert judge(right.history.entries, shards=SHARDS) == []
-    found = judge(wrong.history.entries, shards=SHARDS)
+    valid, invalid = Scenario(), Scenario()
+    build(valid, True)
+    build(invalid, False)
+    assert judge(valid.history.entries, shards=SHARDS) == []
+    found = judge(invalid.history.entries, shards=SHARDS)
     assert [one for one in found if one.promise == promise and sentence in one.sentence], found
 
 
 def test_calls_without_responses_and_overlapping_calls_are_not_reported() -> None:
-    story, rng = Story(), random.Random(1)
-    story.make(durability="disk", cap_records=3)
+    scenario, rng = Scenario(), random.Random(1)
+    scenario.make(durability="disk", cap_records=3)
     for n in range(1, 40):
-        story.append(n, 0, status=rng.choice((None, 503)))
-    story.call(f"topics/{T}/delete", {"before_seq": 1000}, None, None)
-    story.call(f"topics/{T}", None, None, None, "DELETE")
-    story.put(T, 1, 7)
-    story.page(1)
-    story.epochs[T] = 2
-    story.page(1)
-    story.page(head=9)
-    assert judge(story.history.entries, shards=SHARDS) == []
+        scenario.append(n, 0, status=rng.choice((None, 503)))
+    scenario.call(f"topics/{T}/delete", {"before_seq": 1000}, None, None)
+    scenario.call(f"topics/{T}", None, None, None, "DELETE")
+    scenario.put(T, 1, 7)
+    scenario.page(1)
+    scenario.epochs[T] = 2
+    scenario.page(1)
+    scenario.page(head=9)
+    assert judge(scenario.history.entries, shards=SHARDS) == []
 
 
 def test_a_topic_that_is_recreated_during_a_call_is_not_reported() -> None:
-    """A key is used before and after. The epoch of a job is unknown."""
-    story = Story()
-    story.make(Q, type="queue")
+    """A key is used before and after the deletion. The epoch of a job is unknown."""
+    scenario = Scenario()
+    scenario.make(Q, type="queue")
     (early, late), sent = ("a", "b"), {"records": [{"data": {"by": "c", "n": 1, "i": 0}}]}
     paths = f"topics/{Q}", f"topics/{Q}/claim"
     appends = [
-        story.history.asked(client, "POST", f"/v0/{paths[0]}", sent, **{"Idempotency-Key": "k"})
+        scenario.history.record_request(
+            client, "POST", f"/v0/{paths[0]}", sent, **{"Idempotency-Key": "k"}
+        )
         for client in (late, early)
     ]
-    claim = story.history.asked("w", "POST", f"/v0/{paths[1]}", {"node": "w", "max": 1})
-    told = {"topic": Q, "count": 1, "created": False, "deduped": False}
+    claim = scenario.history.record_request("w", "POST", f"/v0/{paths[1]}", {"node": "w", "max": 1})
+    fields = {"topic": Q, "count": 1, "created": False, "deduped": False}
     seqs = {"first_seq": 2, "last_seq": 2, "head_seq": 2}
-    story.history.answered(appends[1], 200, told | seqs)
-    story.call(paths[0], None, {"topic": Q, "deleted": True}, method="DELETE")
-    story.make(Q, type="queue")
+    scenario.history.record_response(appends[1], 200, fields | seqs)
+    scenario.call(paths[0], None, {"topic": Q, "deleted": True}, method="DELETE")
+    scenario.make(Q, type="queue")
     seqs = {"first_seq": 1, "last_seq": 1, "head_seq": 1}
-    story.history.answered(appends[0], 200, told | seqs)
-    story.put(Q, 1, 1)
-    job = {**story.records[Q, 1], "lease_id": "w1", "deadline": 0, "deliveries": 1}
-    story.history.answered(claim, 200, {"topic": Q, "claimed": [job]})
-    story.page(1, topic=Q)
-    story.settle("ack", 1)
-    assert judge(story.history.entries, shards=SHARDS) == []
+    scenario.history.record_response(appends[0], 200, fields | seqs)
+    scenario.put(Q, 1, 1)
+    job = {**scenario.records[Q, 1], "lease_id": "w1", "deadline": 0, "deliveries": 1}
+    scenario.history.record_response(claim, 200, {"topic": Q, "claimed": [job]})
+    scenario.page(1, topic=Q)
+    scenario.settle("ack", 1)
+    assert judge(scenario.history.entries, shards=SHARDS) == []

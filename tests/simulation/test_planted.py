@@ -26,7 +26,9 @@ SEEDS = 6  # the first seed finds the fault, until a change of the server requir
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "seed", "cut_s", "sentence"), FOUND)
-def test_a_planted_fault_is_found(fault: str, seed: int, cut_s: int, sentence: str) -> None:
+def test_the_simulation_finds_a_planted_fault(
+    fault: str, seed: int, cut_s: int, sentence: str
+) -> None:
     options = [
         "--first",
         str(seed),
@@ -36,7 +38,7 @@ def test_a_planted_fault_is_found(fault: str, seed: int, cut_s: int, sentence: s
         fault,
         "--cut",
         str(cut_s),
-        "--tell",
+        "--reduce",
         "0",
     ]
     command = [sys.executable, "-W", "ignore", "-m", "tests.simulation", *options]

@@ -1,4 +1,4 @@
-"""Some seeds of the world: no promise is broken, and a seed repeats its run byte for byte."""
+"""Some seeds of the world: no promise is broken, and a seed reproduces its run byte for byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*arguments: str, hash_seed: str = "0") -> str:
 
 
 @pytest.mark.timeout(600)  # 20 s of a full core
-def test_no_promise_is_broken_and_a_seed_repeats_every_byte() -> None:
+def test_no_promise_is_broken_and_a_seed_reproduces_every_byte() -> None:
     first = SEED_LINE.findall(run("--first", "4", "--seeds", "3", "--jobs", "2", "--span", "600"))
     assert len(first) == 3
     assert all(int(calls) > 200 for _, calls, _ in first)
@@ -35,7 +35,7 @@ def test_no_promise_is_broken_and_a_seed_repeats_every_byte() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_an_hour_of_a_fresh_seed_breaks_no_promise() -> None:
-    told = run("--first", f"{10_000 + time.time_ns() % 1_000_000}")
-    print(told)
-    assert SEED_LINE.search(told)
+def test_an_hour_of_a_random_seed_breaks_no_promise() -> None:
+    output = run("--first", f"{10_000 + time.time_ns() % 1_000_000}")
+    print(output)
+    assert SEED_LINE.search(output)

@@ -28,8 +28,8 @@ from tests.simulation.disk import Died
 from tests.simulation.owners import Process, current
 
 T = TypeVar("T")
-HURRIES_MAX: Final = 100_000
-LOOK_S: Final = 0.0002  # poll interval of a thread that waits for a descriptor
+RUNS_MAX: Final = 100_000
+POLL_INTERVAL_S: Final = 0.0002  # poll interval of a thread that waits for a descriptor
 
 
 class Wait:
@@ -55,7 +55,7 @@ class Signal:
         """Add a waiting thread."""
         self._waits.append(wait)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Let all waiting threads check their conditions."""
         waits, self._waits = self._waits, []
         for wait in waits:
@@ -146,7 +146,7 @@ class Thread(Generic[T]):
 
     def _end(self) -> None:
         self.ended.set()
-        self._ended.tell()
+        self._ended.notify()
         if self.process is not None:
             if self in self.process.threads:
                 self.process.threads.remove(self)
@@ -176,13 +176,13 @@ def sleep(seconds: float) -> None:
         pause(Wait(trio.current_time() + seconds))
 
 
-def wait_until(is_there: Callable[[], bool], signal: Signal, timeout: float | None = None) -> bool:
+def wait_until(condition: Callable[[], bool], signal: Signal, timeout: float | None = None) -> bool:
     """In a thread, wait for a condition. In an event loop, run the threads of its process. Return
     whether the condition was met in time.
     """
     deadline = math.inf if timeout is None or timeout < 0 else trio.current_time() + timeout
-    hurries = 0
-    while not is_there():
+    runs = 0
+    while not condition():
         if in_thread():
             if trio.current_time() >= deadline:
                 return False
@@ -194,8 +194,8 @@ def wait_until(is_there: Callable[[], bool], signal: Signal, timeout: float | No
         assert process is not None, "only a process waits for threads"
         for thread in [*process.threads]:
             thread.resume()
-        hurries += 1
-        assert hurries < HURRIES_MAX, f"{process.name} waits forever for one of its threads"
+        runs += 1
+        assert runs < RUNS_MAX, f"{process.name} waits forever for one of its threads"
     return True
 
 
@@ -203,11 +203,11 @@ class Lock:
     """A replacement for ``threading.Lock``."""
 
     def __init__(self) -> None:
-        self._is_held, self._freed = False, Signal()
+        self._is_held, self._released = False, Signal()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if self._is_held and not (
-            blocking and wait_until(lambda: not self._is_held, self._freed, timeout)
+            blocking and wait_until(lambda: not self._is_held, self._released, timeout)
         ):
             return False
         self._is_held = True
@@ -215,7 +215,7 @@ class Lock:
 
     def release(self) -> None:
         self._is_held = False
-        self._freed.tell()
+        self._released.notify()
 
     def locked(self) -> bool:
         return self._is_held
@@ -231,11 +231,11 @@ class Event:
     """A replacement for ``threading.Event``."""
 
     def __init__(self) -> None:
-        self._is_set, self._told = False, Signal()
+        self._is_set, self._changed = False, Signal()
 
     def set(self) -> None:
         self._is_set = True
-        self._told.tell()
+        self._changed.notify()
 
     def clear(self) -> None:
         self._is_set = False
@@ -244,7 +244,7 @@ class Event:
         return self._is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        return wait_until(self.is_set, self._told, timeout)
+        return wait_until(self.is_set, self._changed, timeout)
 
 
 class SimpleQueue(Generic[T]):
@@ -252,15 +252,15 @@ class SimpleQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._came = Signal()
+        self._added = Signal()
 
     def put(self, item: T) -> None:
         self._items.append(item)
-        self._came.tell()
+        self._added.notify()
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
         if not self._items and block:
-            wait_until(lambda: bool(self._items), self._came, timeout)
+            wait_until(lambda: bool(self._items), self._added, timeout)
         if not self._items:
             raise queue.Empty
         return self._items.popleft()
@@ -279,17 +279,17 @@ class Poll:
     def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
         deadline = math.inf if timeout is None else trio.current_time() + timeout / 1000
         while not (found := self._poll.poll(0)) and trio.current_time() < deadline:
-            sleep(LOOK_S)
+            sleep(POLL_INTERVAL_S)
         return found
 
 
 @asynccontextmanager
-async def reading(pieces: Iterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+async def reading(chunks: Iterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
     """Replace the function of `topics.front.data.backup_stream`. Threads read the chunks."""
 
     async def found() -> AsyncIterator[bytes]:
-        while (piece := await run_sync(next, pieces, None)) is not None:
-            yield piece
+        while (chunk := await run_sync(next, chunks, None)) is not None:
+            yield chunk
 
     yield found()
 

@@ -1,4 +1,4 @@
-"""Seeded clients that use all features: a day of a server, in one hour or compressed.
+"""Seeded clients that use all features of a server, for one hour or for a shorter time.
 
 The seed draws the kinds of clients, the features that they use (swarm testing: runs differ in
 kind), the topics, and the rhythm: bursts in which many clients act within the same milliseconds,
@@ -30,7 +30,7 @@ from topics.formats.names import shard_of
 HOUR_S = 3600.0
 SHORT_MS = 20  # shorter times are never scaled
 SETUP, FINAL = "setup", "final"  # clients of the first and the last phase
-CALLS_A_TURN = 1.5
+CALLS_PER_STEP = 1.5
 CLASSES = ("fsync", "disk", "memory", "ephemeral", "disk", "fsync")
 TAGS = ("red:1", "red:2", "red", "blue", "blue*")
 MATCHES = ("red", ["tag", "Eq", "red:1"], ["tag", "Glob", "red:*"], ["tag", "Glob", "*"], "blue*")
@@ -38,17 +38,44 @@ NODES = ("n1", "n2", "n3")
 SIZES = (0, 0, 10, 100, 100, 2000)
 BIG_BYTES = (300 << 10, 700 << 10)
 BATCHES = (1, 1, 1, 1, 2, 3, 10, 40)
-# of one run; the share of backup turns that take a backup
-BACKUP_TURNS, BACKUP_SHARE, BACKUPS_MAX = 10, 0.4, 4
+# of one run; the share of backup steps that take a backup
+BACKUP_STEPS, BACKUP_SHARE, BACKUPS_MAX = 10, 0.4, 4
 REDRIVES_MAX = 60  # of one client during one backup
 LATE = (0.1, 0.2, 0.3)  # the share of late messages during a backup
 STRAYS = (0, 3, 16, 20, 40)  # letters without a source, before other letters
 # Each run has about half of these features. A gentle run has none that removes records.
 FEATURES = (
-    *("keys", "shared keys", "late repeats", "twins", "batches", "big", "tags", "meta", "nodes"),
-    *("caps", "ages", "windows", "rejecting", "delays", "firm leases", "jitter", "waits", "haste"),
-    *("slow bodies", "retyping", "odd", "mixed routes", "circles", "steady", "no dead letters"),
-    *("bad jobs", "one grave", "mostly queues", "long windows", "strays", "tenants"),
+    *(
+        "keys",
+        "shared keys",
+        "late repeats",
+        "concurrent repeats",
+        "batches",
+        "big",
+        "tags",
+        "meta",
+        "nodes",
+    ),
+    *(
+        "caps",
+        "ages",
+        "windows",
+        "rejecting",
+        "delays",
+        "durable leases",
+        "jitter",
+        "waits",
+        "haste",
+    ),
+    *("slow bodies", "retyping", "odd", "mixed routes", "cycles", "steady", "no dead letters"),
+    *(
+        "bad jobs",
+        "one dead-letter topic",
+        "mostly queues",
+        "long windows",
+        "letters without source",
+        "tenants",
+    ),
 )
 ADVERSE = ("caps", "ages", "windows", "rejecting", "retyping")
 
@@ -82,9 +109,9 @@ def named(base: str, shard: int, shards: int) -> str:
 
 
 class Work:
-    """Clients and their shared state. ``calls``: their approximate number in a run of full length.
-    ``token``: the current key, which may change at any time. ``takes_backups`` adds a client that
-    takes backups. ``set_late`` sets the share of messages that are delivered late.
+    """Clients and their shared state. ``calls``: the approximate number of calls in a run of full
+    length. ``token``: the current key, which may change at any time. ``takes_backups`` adds a
+    client that takes backups. ``set_late`` sets the share of messages that are delivered late.
     """
 
     def __init__(
@@ -103,7 +130,7 @@ class Work:
         self.seed, self.connect, self.history, self.shards = seed, connect, history, shards
         self.span_s, self.calls, self.token = span_s, calls, token
         self.set_late = set_late
-        self.asked = 0  # number of calls
+        self.call_count = 0  # number of calls
         self.heads: dict[str, int] = {}  # as last reported
         self.backups: list[tuple[Call, bytes]] = []  # complete tars, and the calls for them
         rng = self.rng("work")
@@ -122,13 +149,13 @@ class Work:
             for _ in range(rng.randint(max(least, 1), most) * (least > 0 or rng.random() < 0.6))
         ]
         self.is_routed = RouterMaker in dict(drawn)
-        turns = calls / CALLS_A_TURN / sum(share for _, share in drawn)
+        steps = calls / CALLS_PER_STEP / sum(share for _, share in drawn)
         self.actors = [
-            kind(self, f"{kind.__name__.lower()}{number}", share * turns)
+            kind(self, f"{kind.__name__.lower()}{number}", share * steps)
             for number, (kind, share) in enumerate(drawn)
         ]
         if takes_backups:
-            self.actors.append(BackupClient(self, "backuptaker", BACKUP_TURNS))
+            self.actors.append(BackupClient(self, "backuptaker", BACKUP_STEPS))
 
     def rng(self, name: str) -> random.Random:
         """Return the random generator of the client with that name."""
@@ -143,11 +170,11 @@ class Work:
         began = trio.current_time()
         with trio.move_on_at(began + self.span_s):
             for first in range(0, len(self.topics), self.shards):
-                # concurrently: the topics may get one epoch
+                # concurrently, so that topics may get the same epoch
                 async with trio.open_nursery() as nursery:
                     for number, topic in enumerate(self.topics[first : first + self.shards], first):
                         setup = self.client(f"{SETUP}{number}", self.rng(SETUP))
-                        nursery.start_soon(setup.surely, "PUT", topic.path, topic.config)
+                        nursery.start_soon(setup.call_until_final, "PUT", topic.path, topic.config)
             async with trio.open_nursery() as nursery:
                 for actor in self.actors:
                     nursery.start_soon(actor.run, began)
@@ -197,14 +224,14 @@ class Work:
         if role != "queue" and (role != "dead" or rng.random() < 0.5):
             return config
         config |= {"type": "queue", "lease_ms": self.ms(rng, 1000, 10_000, 60_000, 300_000)}
-        if self.has["firm leases"] and rng.random() < 0.5:
+        if self.has["durable leases"] and rng.random() < 0.5:
             config["leases_durable"] = True
         if self.has["jitter"] and rng.random() < 0.5:
             config["claim_jitter_ms"] = rng.choice((5, 50))
         if role == "queue" and not self.has["no dead letters"] and rng.random() < 0.8:
             dead = [topic.name for topic in topics if topic.role == "dead"]
             # one dead-letter topic for queues of all shards
-            dead = dead[:1] if self.has["one grave"] else dead
+            dead = dead[:1] if self.has["one dead-letter topic"] else dead
             config |= {
                 "max_deliveries": rng.choice((1, 1, 2, 3)),
                 "dead_letter": rng.choice(dead),
@@ -212,8 +239,8 @@ class Work:
         return config
 
     def _bursts(self, rng: random.Random) -> list[tuple[float, float, float]]:
-        """Yield the start of each burst, the start of the next one, and the duration of most of its
-        activity, all in seconds.
+        """Return the start of each burst, the start of the next burst, and the duration of most of
+        its activity, all in seconds.
         """
         pauses = [rng.expovariate(1.0) + 0.05 for _ in range(rng.randint(6, 20))]
         ats = [self.span_s * sum(pauses[:n]) / sum(pauses) for n in range(len(pauses) + 1)]
@@ -224,12 +251,12 @@ class Work:
 class Actor(Client):
     """A simulated client. It calls ``step`` repeatedly in every burst.
 
-    ``turns`` is the approximate total number of calls.
+    ``steps`` is the approximate total number of calls.
     """
 
-    def __init__(self, work: Work, name: str, turns: float = 0.0) -> None:
+    def __init__(self, work: Work, name: str, steps: float = 0.0) -> None:
         super().__init__(name, work.connect, work.history, work.rng(name), work.token)
-        self.work, self._turns, self._is_steady = work, turns, self.rng.random() < 0.3
+        self.work, self._steps, self._is_steady = work, steps, self.rng.random() < 0.3
         self.prepare()
 
     def prepare(self) -> None:
@@ -241,16 +268,16 @@ class Actor(Client):
         self.haste = 0.04 if work.has["haste"] else 0.0
         self.slow = 0.1 if work.has["slow bodies"] else 0.0
         while self._is_steady and work.has["steady"]:
-            await trio.sleep(rng.expovariate(self._turns / work.span_s))
+            await trio.sleep(rng.expovariate(self._steps / work.span_s))
             await self.step()
         for number, (begins, ends, length_s) in enumerate(work.bursts, 1):
             await trio.sleep_until(began + begins + rng.choice((0.0, 0.0, 0.001)))
-            turns = 1 + int(rng.expovariate(0.7) * self._turns / len(work.bursts))
-            for _ in range(turns):
+            steps = 1 + int(rng.expovariate(0.7) * self._steps / len(work.bursts))
+            for _ in range(steps):
                 await self.step()
-                await trio.sleep(rng.expovariate(1.0) * length_s / turns)
+                await trio.sleep(rng.expovariate(1.0) * length_s / steps)
                 is_over = trio.current_time() >= began + ends
-                if is_over or work.asked >= work.calls * number / len(work.bursts):
+                if is_over or work.call_count >= work.calls * number / len(work.bursts):
                     break
         await trio.sleep_forever()
 
@@ -259,7 +286,7 @@ class Actor(Client):
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> Call:
         """Send a request, and store the reported head."""
-        self.work.asked += 1
+        self.work.call_count += 1
         call = await super().call(method, path, body, **headers)
         if call.status == 200 and isinstance(call.answer, dict) and "head_seq" in call.answer:
             self.work.heads[call.answer["topic"]] = call.answer["head_seq"]
@@ -286,7 +313,7 @@ class Actor(Client):
         return self.rng.choice(found)
 
     def queue(self) -> Topic:
-        """Draw a topic that is mostly a queue, if it was not deleted."""
+        """Draw a topic, which is almost always a queue."""
         found = [topic for topic in self.work.topics if topic.is_queue]
         return self.rng.choice(found) if found and self.rng.random() < 0.97 else self.topic()
 
@@ -304,7 +331,7 @@ class Appender(Actor):
     """Appends, with idempotency keys or without."""
 
     def prepare(self) -> None:
-        self._twin = self.work.client(self.name, self.rng)
+        self._second_client = self.work.client(self.name, self.rng)
         self._is_keyed = self.has("keys", 0.7)
         self._count = 0
         self._last: tuple[Topic, str] | None = None  # the last use of a key
@@ -313,10 +340,10 @@ class Appender(Actor):
     async def step(self) -> None:
         if self._done is not None and self.has("late repeats", 0.3):
             path, body, headers = self._done
-            await self.surely("POST", path, body, **headers)
+            await self.call_until_final("POST", path, body, **headers)
             return
-        most = "queue" if self.has("mostly queues") else "log"
-        topic = self.topic(most, most, "queue", "dead" if self.has("odd", 0.1) else "log")
+        main_role = "queue" if self.has("mostly queues") else "log"
+        topic = self.topic(main_role, main_role, "queue", "dead" if self.has("odd", 0.1) else "log")
         if self.has("mixed routes", 0.1):
             topic = self.rng.choice(self.work.dests)
         body = self._body(topic)
@@ -327,9 +354,9 @@ class Appender(Actor):
         headers = self._keyed(topic, body)
         self._done = path, body, headers
         async with trio.open_nursery() as nursery:
-            if self.has("twins", 0.2):
-                nursery.start_soon(lambda: self._twin.call("POST", path, body, **headers))
-            await self.surely("POST", path, body, **headers)
+            if self.has("concurrent repeats", 0.2):
+                nursery.start_soon(lambda: self._second_client.call("POST", path, body, **headers))
+            await self.call_until_final("POST", path, body, **headers)
 
     def _keyed(self, topic: Topic, body: dict[str, Any]) -> dict[str, str]:
         """Add a key to the append. Return the headers that it needs."""
@@ -354,9 +381,9 @@ class Appender(Actor):
             body |= self.some(0.3, node=NODES)
         if self.has("odd"):
             body |= self.some(0.15, create=(True, True, False), disable_backpressure=(True, False))
-        is_told = topic.is_queue or self.rng.random() < 0.3
+        has_config = topic.is_queue or self.rng.random() < 0.3
         # the config for a topic that the append creates
-        return body | ({"config": topic.config} if is_told else {})
+        return body | ({"config": topic.config} if has_config else {})
 
     def _record(self, topic: Topic, i: int) -> dict[str, Any]:
         rng = self.rng
@@ -442,7 +469,7 @@ class Watcher(Actor):
 
     async def follow(self, path: str, headers: dict[str, str]) -> int | None:
         """Receive events for some time. Return the status of the call."""
-        self.work.asked += 1
+        self.work.call_count += 1
         async with self.stream("GET", path, **headers) as events:
             with trio.move_on_after(self.ms(50, 5000, 60_000, 600_000) / 1000):
                 async for event in events:
@@ -528,7 +555,7 @@ class Recreator(Actor):
                 own = {"dead_letter": None} if config.get("dead_letter") == topic.name else {}
                 topic.config = config | own
             if self.rng.random() < 0.8:  # otherwise an append or a router creates it
-                await self.surely("PUT", topic.path, topic.config)
+                await self.call_until_final("PUT", topic.path, topic.config)
 
 
 class Held(NamedTuple):
@@ -555,7 +582,7 @@ class Worker(Actor):
         call = await self.call("POST", f"{topic.path}/claim", body)
         if call.status == 200:
             await self.handle(topic, call.answer["claimed"])
-        await self.reread()
+        await self.settle_again()
 
     async def handle(self, topic: Topic, claimed: list[dict[str, Any]]) -> None:
         """Decide how to settle jobs of one queue."""
@@ -574,7 +601,7 @@ class Worker(Actor):
             await self.settle("ack", jobs)
         self._old = [*self._old[-20:], *jobs]
 
-    async def reread(self) -> None:
+    async def settle_again(self) -> None:
         """Settle jobs again that are finished or were kept for later."""
         if self._old and self.rng.random() < 0.25:
             topic = self.rng.choice(self._old).topic
@@ -600,16 +627,16 @@ class Pushed(Worker):
 
     async def step(self) -> None:
         topic = self.queue()
-        asked: dict[str, Any] = {"node": self.node, "max": self.rng.choice((1, 3, 20))}
-        asked |= self.some(0.7, lease_ms=[self.ms(500, 5000, 60_000)])
-        path = f"{topic.path}/work?{urlencode(asked)}"
-        self.work.asked += 1
+        query: dict[str, Any] = {"node": self.node, "max": self.rng.choice((1, 3, 20))}
+        query |= self.some(0.7, lease_ms=[self.ms(500, 5000, 60_000)])
+        path = f"{topic.path}/work?{urlencode(query)}"
+        self.work.call_count += 1
         async with self.stream("GET", path) as events:
             with trio.move_on_after(self.ms(20, 3000, 30_000, 300_000) / 1000):
                 async for event in events:
                     if event.event == "job":
                         await self.handle(topic, [event.data])
-        await self.reread()
+        await self.settle_again()
 
 
 class Redriver(Actor):
@@ -629,7 +656,7 @@ class Redriver(Actor):
 
     async def step(self) -> None:
         topic = self.topic("dead")
-        if self.has("strays", 0.6):
+        if self.has("letters without source", 0.6):
             await self._stray(topic)
         async with trio.open_nursery() as nursery:
             for other in self._others[: self.rng.choice((0, 1, 2))]:
@@ -732,7 +759,7 @@ class RouterMaker(Actor):
         body |= self.some(0.07, preserve_node=[False], preserve_tag=[False], create_dest=[False])
         if self.has("tags"):
             body |= self.some(0.2, filter=MATCHES)
-        if self.has("circles", 0.3):
+        if self.has("cycles", 0.3):
             body["allow_cycle"] = True
         call = await self.call("PUT", path, body)
         if call.status in (200, 201) and path not in self._made:
@@ -752,7 +779,7 @@ class Lister(Actor):
         await self.call("GET", self.rng.choice(paths))
 
 
-# Minimum and maximum number of clients of each kind, and their turns relative to a reader. Kinds
+# Minimum and maximum number of clients of each kind, and their steps relative to a reader. Kinds
 # with a minimum of 0 are present in six of ten runs.
 KINDS: tuple[tuple[type[Actor], int, int, float], ...] = (
     *((Appender, 2, 5, 1.5), (Reader, 1, 3, 1.0), (Watcher, 0, 3, 0.25), (Follower, 0, 2, 0.25)),

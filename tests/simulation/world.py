@@ -96,7 +96,7 @@ class EventLoop(event_loop.EventLoop):
         try:
             ready(which)
         except Died:
-            self.world.bury(process)
+            self.world.clean_up(process)
         finally:
             leave(token)
 
@@ -200,7 +200,7 @@ class World:
             status = signal.SIGKILL
         if process.failure is not None:
             status = 1 << 8
-            self.broken.append(f"{process.name} failed: {_told(process.failure)}")
+            self.broken.append(f"{process.name} failed: {_text_of(process.failure)}")
         process.is_dead = True
         for thread in [*process.threads]:
             thread.kill()
@@ -220,16 +220,16 @@ class World:
             shared.board.front.state = FrontState.DOWN
             return
         index = int(process.name.removeprefix("shard "))
-        words = shared.board.shard(index)
-        words.progress_ppm = 0
-        words.state = ShardState.RECOVERING
+        cells = shared.board.shard(index)
+        cells.progress_ppm = 0
+        cells.state = ShardState.RECOVERING
         folders = self.directory.folders[index]
-        shard = await threads.run_sync(shard_writer._recover, settings, folders, words, index)
+        shard = await threads.run_sync(shard_writer._recover, settings, folders, cells, index)
         shard.engine.table.next_lease_number = 1 + self.rng.getrandbits(60)
         await shard_writer._serve(
             settings, shared.board, shared.links.of(shard_id(index)), index, shard
         )
-        words.state = ShardState.STOPPED
+        cells.state = ShardState.STOPPED
 
     def _close_files_of(self, process: Process) -> None:
         for sock in process.sockets:
@@ -268,7 +268,7 @@ class World:
     def signal_supervisor(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor."""
         self._signals.append(number)
-        self._signalled.tell()
+        self._signalled.notify()
 
     # --- keys
 
@@ -276,10 +276,10 @@ class World:
         """Write these keys to the key file, and signal the server."""
         added = [key for key in keys if key not in self.keys]
         removed = [key for key in self.keys if key not in keys]
-        for how, those in (("added", added), ("removed", removed)):
-            for key in those:
-                self.history.happened("key", key, how)
-                self.history.happened("key", tenant_of(key), how)
+        for how, some_keys in (("added", added), ("removed", removed)):
+            for key in some_keys:
+                self.history.record_server_event("key", key, how)
+                self.history.record_server_event("key", tenant_of(key), how)
         self.removed_keys += removed
         self.keys = [*keys]
         path = self.key_file.path
@@ -300,10 +300,10 @@ class World:
     def kill(self, process: Process) -> None:
         """Send SIGKILL: from now on the process does nothing."""
         if not process.is_dead:
-            self.history.happened("kill", process.name)
-            self.bury(process)
+            self.history.record_server_event("kill", process.name)
+            self.clean_up(process)
 
-    def bury(self, process: Process) -> None:
+    def clean_up(self, process: Process) -> None:
         """Clean up after a dead process."""
         process.is_dead = True
         for thread in [*process.threads]:
@@ -313,15 +313,15 @@ class World:
 
     async def lose_power(self) -> None:
         """Kill all processes, and lose the pending writes of the disk."""
-        self.history.happened("power", "everything")
+        self.history.record_server_event("power", "everything")
         await self._end_everything()
         self.boots += 1
         how = self.disk.lose_power()
-        self.history.happened("lost", "everything", how)
+        self.history.record_server_event("lost", "everything", how)
 
     async def kill_everything(self) -> None:
         """Send SIGKILL to all processes, including the supervisor."""
-        self.history.happened("kill", "everything")
+        self.history.record_server_event("kill", "everything")
         await self._end_everything()
 
     async def _end_everything(self) -> None:
@@ -331,7 +331,7 @@ class World:
             process.is_dead = True
         self._supervisor.kill()
         for process in processes:
-            self.bury(process)
+            self.clean_up(process)
         for process in processes:
             await process.ended.wait()
         self.processes.clear()
@@ -342,7 +342,7 @@ class World:
         self.signal_supervisor(signal.SIGTERM)
         with trio.fail_after(STARTED_S):
             await self._supervisor.ended.wait()
-        self.history.happened("stop", "everything")
+        self.history.record_server_event("stop", "everything")
 
     async def is_refused(self, shard: int) -> bool:
         """While all processes are stopped, start one shard and kill it before it serves. Return
@@ -351,10 +351,10 @@ class World:
         assert self.board is not None
         self._pids += 1
         process = Process(f"shard {shard}", self._pids)
-        words, token = self.board.shard(shard), enter(process)
+        cells, token = self.board.shard(shard), enter(process)
         try:
             folders = Folders.under(self.settings.data_dir, shard)
-            start = partial(shard_writer._recover, self.settings, folders, words, shard)
+            start = partial(shard_writer._recover, self.settings, folders, cells, shard)
             thread: threads.Thread[Any] = threads.Thread(target=start)
             thread.ends_process = False
             thread.start()
@@ -367,17 +367,17 @@ class World:
         self._close_files_of(process)
         error = getattr(thread.result, "error", None)
         if error is not None and not isinstance(error, SystemExit):
-            self.broken.append(f"a start of {process.name} failed: {_told(error)}")
+            self.broken.append(f"a start of {process.name} failed: {_text_of(error)}")
         return isinstance(error, SystemExit) and error.code == ExitCode.DAMAGED
 
     async def ready(self) -> None:
         """Wait until the front serves and each shard serves or is damaged."""
         with trio.fail_after(STARTED_S):
-            while not self.is_ready():  # noqa: ASYNC110 - words of the board, which set no event
+            while not self.is_ready():  # noqa: ASYNC110 - cells of the board, which set no event
                 await trio.sleep(0.05)
 
     @property
-    def is_well(self) -> bool:
+    def accepts_writes(self) -> bool:
         """Return whether all shards accept writes."""
         board = self.board
         return board is not None and all(
@@ -439,7 +439,7 @@ def _is_death(error: BaseException) -> bool:
     return isinstance(error, (Died, trio.Cancelled, GeneratorExit))
 
 
-def _told(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     import traceback
 
     return "".join(traceback.format_exception(error))[-6000:]
@@ -466,7 +466,7 @@ class Kernel:
         return own[name] if name in own else getattr(self._module, name)
 
 
-def place(world: World) -> None:
+def install_world(world: World) -> None:
     """Replace the server's interfaces to the operating system with the simulated world."""
     for module in [*sys.modules.values()]:
         name = getattr(module, "__name__", "")
