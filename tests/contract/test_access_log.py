@@ -117,9 +117,9 @@ def test_the_audit_log_contains_only_changes_and_refusals(tmp_path: Path) -> Non
         with Api(server.address, token="log-secret") as api:
             ok(api.delete("a"))
         line(server, lambda one: one["route"] == "topic.delete")
-        told = [(one["route"], one["status"]) for one in lines(server)]
+        entries = [(one["route"], one["status"]) for one in lines(server)]
         keys = [one.get("key") for one in lines(server)]
-    assert told == [
+    assert entries == [
         ("topic.put", 201),
         ("append", 201),
         ("topic.delete_records", 200),

@@ -74,10 +74,10 @@ def test_a_page_of_a_listed_origin_can_read_a_stream(page: Api, topic: str) -> N
 
 
 def test_a_preflight_needs_no_key(listed: Server) -> None:
-    asked = [f"Origin: {APP}", "Access-Control-Request-Method: POST"]
+    preflight = [f"Origin: {APP}", "Access-Control-Request-Method: POST"]
     with Wire(listed.address) as wire:
         for path, status in (("/v0/topics/a", 204), ("/v0/ws", 204), ("/v0/nothing", 404)):
-            wire.send(request("OPTIONS", path, None, *asked))
+            wire.send(request("OPTIONS", path, None, *preflight))
             answer = wire.answer()
             assert answer.status == status
             assert may_be_read(answer)
@@ -98,8 +98,8 @@ def test_a_foreign_origin_opens_no_stream_and_leases_no_jobs(page: Api, topic: s
 def test_without_the_setting_responses_have_no_cors_fields_and_no_preflight_succeeds(
     api: Api, topic: str
 ) -> None:
-    asked = {"Origin": APP, "Access-Control-Request-Method": "POST"}
-    answer = api.call("OPTIONS", f"/v0/topics/{topic}", None, asked)
+    preflight = {"Origin": APP, "Access-Control-Request-Method": "POST"}
+    answer = api.call("OPTIONS", f"/v0/topics/{topic}", None, preflight)
     refused(answer, 405, "method_not_allowed")
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert "vary" not in answer.headers
