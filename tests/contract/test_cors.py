@@ -31,7 +31,7 @@ def page(listed: Server) -> Iterator[Api]:
         yield api
 
 
-def may_be_read(answer: Answer, origin: str = APP) -> bool:
+def is_readable_by(answer: Answer, origin: str = APP) -> bool:
     fields = answer.headers
     assert "access-control-allow-credentials" not in fields
     return (
@@ -53,7 +53,7 @@ def test_a_page_of_a_listed_origin_can_read_every_response(page: Api, topic: str
     ):
         answer = page.call(method, path, body, {"Origin": APP})
         assert answer.status == status
-        assert may_be_read(answer), (path, answer.headers)
+        assert is_readable_by(answer), (path, answer.headers)
         answer = page.call(method, path, body, {"Origin": OTHER})
         assert "access-control-allow-origin" not in answer.headers
 
@@ -62,7 +62,7 @@ def test_a_page_without_a_key_can_read_the_401(listed: Server) -> None:
     with Api(listed.address) as api:
         answer = api.call("GET", "/v0/topics", None, {"Origin": APP})
         refused(answer, 401, "unauthorized")
-        assert may_be_read(answer)
+        assert is_readable_by(answer)
 
 
 def test_a_page_of_a_listed_origin_can_read_a_stream(page: Api, topic: str) -> None:
@@ -80,7 +80,7 @@ def test_a_preflight_needs_no_key(listed: Server) -> None:
             wire.send(request("OPTIONS", path, None, *preflight))
             answer = wire.answer()
             assert answer.status == status
-            assert may_be_read(answer)
+            assert is_readable_by(answer)
         wire.send(request("OPTIONS", "/v0/topics/a", None))
         refused(wire.answer(), 401, "unauthorized")
 

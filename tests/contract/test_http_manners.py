@@ -93,7 +93,7 @@ BODIES: Final = {
     if row.method != "WS"
 }
 RECORDS: Final = {"records": [{"data": "x" * 2000}] * 2}
-MADE: Final = (
+SETUP: Final = (
     RequestCase("PUT", "/v0/topics/queue", {"type": "queue"}),
     RequestCase("PUT", "/v0/topics/more"),  # a list of four topics is long enough to be compressed
     RequestCase("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}),
@@ -159,7 +159,7 @@ def target_of(route: Route) -> str:
 
 
 CASES: Final = (
-    *MADE,
+    *SETUP,
     *of_routes("PUT", "POST", "GET", "HEAD"),
     *REFUSED.values(),
     *(case._replace(method="HEAD") for case in REFUSED.values() if case.method == "GET"),

@@ -122,11 +122,11 @@ def test_rows_of_topics_match_their_state(full: Api) -> None:
 
 
 def test_aggregates_are_the_sums_over_all_topics(full: Api) -> None:
-    def agrees(page: Page) -> bool:
+    def has_consistent_sums(page: Page) -> bool:
         rows = page.total("topics_topic_records_live"), page.total("topics_topic_bytes_live")
         return rows == (page.value("topics_records_live"), page.value("topics_bytes_live"))
 
-    page = until(lambda: scrape(full), agrees)
+    page = until(lambda: scrape(full), has_consistent_sums)
     assert page.value("topics_topics") == len(NAMES)
     assert page.total("topics_topics_by_class") == len(NAMES)
     assert page.value("topics_topics_by_class", **{"class": "fsync"}) >= 1

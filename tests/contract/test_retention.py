@@ -14,9 +14,9 @@ from tests.contract.retained import (
     CLASSES,
     RECORDS,
     erased,
-    everything,
     floors,
     gap,
+    observable_state,
     page_of,
     put,
     seqs,
@@ -135,10 +135,10 @@ def test_a_full_topic_refuses_and_appends_nothing(api: Api, topic: str, durabili
     refused(api.append(topic, 3, 4), 422, "topic_full")
     assert floors(api, topic)["head_seq"] == 2
     ok(api.append(topic, 3))
-    before = everything(api, topic)
+    before = observable_state(api, topic)
     for data in ([4], [4, 5], list(range(100))):
         refused(api.append(topic, *data), 422, "topic_full")
-    assert everything(api, topic) == before
+    assert observable_state(api, topic) == before
     assert [record["data"] for record in api.read(topic)] == [1, 2, 3]
 
 
@@ -293,7 +293,7 @@ def restarted(
     with Server(path, shards=1) as server:
         with Api(server.address) as api:
             scenes = [*_scenes(api, "fsync"), *_scenes(api, "disk")]
-            before = {name: everything(api, name) for name in scenes}
+            before = {name: observable_state(api, name) for name in scenes}
         with server.again(request.param) as api:
             yield api, before
 
@@ -305,7 +305,7 @@ def test_floors_and_tombstones_survive_a_restart(
 ) -> None:
     api, before = restarted
     of_class = {name: seen for name, seen in before.items() if name.startswith(f"{durability}.")}
-    assert {name: everything(api, name) for name in of_class} == of_class
+    assert {name: observable_state(api, name) for name in of_class} == of_class
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ STATE: dict[str, Any] = {
     "routers_removed": [],
     "performance": {"server_total_ms": 1},
 }
-NOT_FOUND = {"error": {"code": "topic_not_found", "message": "it is gone"}}
+NOT_FOUND = {"error": {"code": "topic_not_found", "message": "the topic does not exist"}}
 LIMITED = {"error": {"code": "throttled", "message": "later"}}
 JUDGE = Specifications()
 
