@@ -150,7 +150,7 @@ def test_a_short_soak_loses_no_record_in_a_stop_and_a_kill(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("shown", "uncertain", "told"),
+    ("shown", "uncertain", "problem"),
     [
         ([0, 1, 2], [], ""),
         ([0, 2], [1], ""),
@@ -161,7 +161,7 @@ def test_a_short_soak_loses_no_record_in_a_stop_and_a_kill(tmp_path: Path) -> No
     ],
 )
 def test_a_reader_reports_a_lost_or_duplicated_record(
-    shown: list[int], uncertain: list[int], told: str, tmp_path: Path
+    shown: list[int], uncertain: list[int], problem: str, tmp_path: Path
 ) -> None:
     server = Server(tmp_path)
     server.port = 1
@@ -171,7 +171,7 @@ def test_a_reader_reports_a_lost_or_duplicated_record(
     for number in shown:
         assert reader.take(number, 0.0, "")
     assert not reader.take(END, 0.0, "")
-    assert [text.partition(": ")[2] for text in state.problems][:1] == [told][: bool(told)]
+    assert [text.partition(": ")[2] for text in state.problems][:1] == [problem][: bool(problem)]
 
 
 def test_growth_from_the_second_third_to_the_last_is_reported() -> None:

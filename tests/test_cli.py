@@ -205,7 +205,7 @@ def test_an_invalid_data_directory_gives_exit_code_2_and_is_not_changed(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["verify", "nowhere"], "topics: nowhere: no such directory\n"),
         (["verify", "pyproject.toml"], "topics: pyproject.toml: not a directory\n"),
@@ -227,10 +227,10 @@ def test_an_invalid_data_directory_gives_exit_code_2_and_is_not_changed(tmp_path
     ],
 )
 def test_a_mistyped_path_gives_exit_code_2_and_is_not_reported_as_damage(
-    arguments: list[str | bytes], said: str
+    arguments: list[str | bytes], message: str
 ) -> None:
     done = run(MODULE, *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 @pytest.mark.parametrize("arguments", [["verify", ""], ["inspect", ""], ["repair", ""]])
@@ -271,21 +271,21 @@ def test_the_lock_file_is_not_written_if_packages_are_not_installed(tmp_path: Pa
         assert re.fullmatch(r"error: .*; run deploy/test first\n", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("has_venv", [True, False])
 def test_supervisor_uses_the_python_of_its_own_venv_if_there_is_one(
-    tmp_path: Path, there: bool
+    tmp_path: Path, has_venv: bool
 ) -> None:
     script = tmp_path / "checkout" / "supervisor.py"
     for place in (script.parent / ".venv/bin/python", tmp_path / "path/python3"):
         place.parent.mkdir(parents=True)
         place.write_text(f'#!/bin/sh\nprintf "%s|" {place} "$@"\n')
         place.chmod(0o755)
-    if not there:
+    if not has_venv:
         (script.parent / ".venv/bin/python").unlink()
     script.write_bytes((ROOT / "supervisor.py").read_bytes())
     script.chmod(0o755)
     done = run([str(script)], "--print-config", "a b", PATH=f"{tmp_path / 'path'}:/usr/bin:/bin")
-    python = script.parent / ".venv/bin/python" if there else tmp_path / "path/python3"
+    python = script.parent / ".venv/bin/python" if has_venv else tmp_path / "path/python3"
     assert done.stdout == f"{python}|{script}|--print-config|a b|"
 
 
@@ -310,16 +310,16 @@ def test_a_repair_reports_the_loss_before_it_runs_and_then_finds_no_damage(tmp_p
     small(path)
     offset = frames(path, FrameKind.APPEND)[6][0]
     flip(log_files(path)[0], offset + 100)
-    hurt = tree(path)
+    damaged = tree(path)
     assert run(MODULE, "verify", str(path)).returncode == ExitCode.DAMAGED
     dry = run(MODULE, "repair", "--dry-run", str(path))
-    assert (dry.returncode, tree(path)) == (ExitCode.DAMAGED, hurt)
+    assert (dry.returncode, tree(path)) == (ExitCode.DAMAGED, damaged)
     lost = f"{log_files(path)[0]}, offset {offset}: 152 bytes of frames cannot be read"
     report = f"{lost}, idempotency key 'k2'\ntopic \"a\": seqs 5 to 6 are lost\n"
     assert dry.stdout == f"{report}nothing was changed because of --dry-run\n"
     with locked_for_reading(path):
         done = run(MODULE, "repair", str(path))
-    assert (done.returncode, tree(path)) == (ExitCode.FAILED, hurt)
+    assert (done.returncode, tree(path)) == (ExitCode.FAILED, damaged)
     done = run(MODULE, "repair", str(path))
     assert (done.returncode, done.stdout) == (ExitCode.DONE, f"{report}repaired\n")
     done = run(MODULE, "repair", str(path))
@@ -336,9 +336,9 @@ def test_a_repair_refuses_damage_that_only_a_backup_can_fix(tmp_path: Path) -> N
     flip(checkpoint, 100)
     (log,) = log_files(path)
     log.unlink()
-    hurt = tree(path)
+    damaged = tree(path)
     done = run(MODULE, "repair", str(path))
-    assert (done.returncode, done.stdout, tree(path)) == (ExitCode.DAMAGED, "", hurt)
+    assert (done.returncode, done.stdout, tree(path)) == (ExitCode.DAMAGED, "", damaged)
     assert f"topics: {checkpoint}, offset 0: no checkpoint is intact" in done.stderr
     assert "restore a backup. Nothing was changed" in done.stderr
 
@@ -386,15 +386,15 @@ def test_a_secret_is_never_an_argument() -> None:
 def test_on_a_terminal_the_secret_is_prompted_for_and_not_echoed() -> None:
     ours, theirs = pty.openpty()
     command = [*MODULE, "keys", "hash"]
-    with Program(command, cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as asking:
+    with Program(command, cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         while b"Key: " not in shown:
             shown += os.read(ours, 1024)
         os.write(ours, SECRET.encode() + b"\n")
-        assert asking.stdout is not None
-        assert asking.stdout.read() == f"sha256:{HASHED}\n".encode()
-        assert asking.wait(10) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == f"sha256:{HASHED}\n".encode()
+        assert process.wait(10) == 0
     os.set_blocking(ours, False)
     with contextlib.suppress(OSError):
         shown += os.read(ours, 1024)
@@ -407,8 +407,8 @@ def test_on_a_terminal_the_secret_is_prompted_for_and_not_echoed() -> None:
 
 def interrupted(running: Program) -> tuple[int, str]:
     """Return the exit code and the content of stderr."""
-    said = running.ended_by(signal.SIGINT)[1]
-    return running.returncode, said
+    errors = running.ended_by(signal.SIGINT)[1]
+    return running.returncode, errors
 
 
 def test_an_interrupted_command_gives_exit_code_130_and_one_line(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_deploy_run_is_interrupted_quietly_while_it_waits_for_its_server(tmp_pat
                 running.end()
                 pytest.fail(f"the server is not started: {running.communicate()[1]}")
             os.killpg(running.pid, signal.SIGINT)
-            _, said = running.communicate(timeout=60)
-            assert (running.returncode, "Traceback" in said) == (130, False), said
+            _, errors = running.communicate(timeout=60)
+            assert (running.returncode, "Traceback" in errors) == (130, False), errors
             with pytest.raises(ProcessLookupError):  # no process continues
                 os.killpg(running.pid, signal.SIGKILL)

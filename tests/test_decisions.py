@@ -25,6 +25,6 @@ def test_a_page_has_title_date_status_and_four_sections(page: Path) -> None:
     assert all(len(line) <= 100 for line in lines if not line.startswith("|"))
 
 
-def test_each_number_is_used_once() -> None:
+def test_each_decision_number_is_used_once() -> None:
     numbers = [page.name[:4] for page in PAGES]
     assert len(set(numbers)) == len(numbers)

@@ -56,14 +56,14 @@ def test_the_wheel_contains_only_the_package_and_the_modules_that_spark_finds(bu
 
 def test_every_message_about_an_installation_names_this_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    told = {
+    named = {
         found
         for path in (ROOT / "topics").rglob("*.py")
         for found in re.findall(r"'(topics[\w-]*)\[(\w+)\]'", path.read_text())
     }
-    assert told == {("topics-engine", "spark")}
+    assert named == {("topics-engine", "spark")}
     assert project["name"] == "topics-engine"
-    assert {extra for _, extra in told} <= {*project["optional-dependencies"]}
+    assert {extra for _, extra in named} <= {*project["optional-dependencies"]}
 
 
 LOOKUP = """
@@ -107,9 +107,9 @@ def test_spark_finds_the_sources_of_an_installation_by_itself(built: Path, tmp_p
 @pytest.mark.slow
 def test_a_missing_dependency_does_not_hide_other_sources(built: Path, tmp_path: Path) -> None:
     block = "import sys; sys.modules['httpcore2'] = None; sys.stderr = sys.stdout\n"
-    told = lookup(built, tmp_path, block + LOOKUP)
-    assert 'no format("topics"): httpcore2 is not installed' in " ".join(told)
-    assert told[-1] == f"{built}/topics/__init__.py"
+    output = lookup(built, tmp_path, block + LOOKUP)
+    assert 'no format("topics"): httpcore2 is not installed' in " ".join(output)
+    assert output[-1] == f"{built}/topics/__init__.py"
 
 
 @pytest.mark.slow

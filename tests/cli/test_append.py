@@ -61,8 +61,15 @@ def test_the_error_for_text_that_is_not_json_explains_how_to_append_it(
 
 def test_json_output_contains_the_counts(topics: Run, name: str) -> None:
     done = topics("append", "--json", "-q", name, "1")
-    told = {"topic": name, "appended": 1, "deduped": 0, "first_seq": 1, "last_seq": 1, "skipped": 0}
-    assert (done.objects, done.err) == ([told], "")
+    result = {
+        "topic": name,
+        "appended": 1,
+        "deduped": 0,
+        "first_seq": 1,
+        "last_seq": 1,
+        "skipped": 0,
+    }
+    assert (done.objects, done.err) == ([result], "")
 
 
 @pytest.mark.parametrize(
@@ -140,8 +147,8 @@ def test_a_file_is_appended_once(
     first = topics("append", name, "-f", path)
     assert f"appended 2,500 records to {name} (#1 to #2,500)" in first.err
     again = topics("append", name, "-f", path)
-    told = f"nothing was appended to {name}; 2,500 records appended before, --again appends them"
-    assert told in again.err
+    message = f"nothing was appended to {name}; 2,500 records appended before, --again appends them"
+    assert message in again.err
     piped = topics("append", "--json", name, "-f", "-", given=LINES)
     assert [piped.objects[0][key] for key in ("appended", "deduped")] == [0, 2500]
     assert len(values(client, name)) == 2500
@@ -178,8 +185,10 @@ def test_deleted_records_are_reported_as_appended_before(
     assert topics("append", name, "-f", path).code == 0
     client.topic(name).delete(before=3)
     again = topics("append", name, "-f", path)
-    told = f"nothing was appended to {name}; 2 records appended before, --again appends them again"
-    assert again.err == f"topics: {told}\n"
+    message = (
+        f"nothing was appended to {name}; 2 records appended before, --again appends them again"
+    )
+    assert again.err == f"topics: {message}\n"
     assert "appended 2 records" in topics("append", name, "-f", path, "--again").err
     assert values(client, name) == [1, 2]
 
@@ -247,8 +256,8 @@ def test_valid_records_of_a_pipe_before_an_invalid_one_are_appended(
 ) -> None:
     done = topics("append", name, *options, given=content)
     assert done.code == 2
-    told, place = done.err.splitlines()[-2:]
-    assert f"to {name} (#1" in told
+    message, place = done.err.splitlines()[-2:]
+    assert f"to {name} (#1" in message
     assert "stdin, line " in place
     assert why in place
     assert values(client, name) == before
@@ -285,9 +294,9 @@ def test_a_refused_record_does_not_prevent_the_append_of_its_neighbours(
         assert values(client, "strict") == ["a"]
         for appended in (3, 0):
             skip = topics(*at, "t", "-f", file(content), "--errors", "skip", "--json")
-            (told,) = skip.objects
-            assert (told["appended"], told["deduped"]) == (appended, 3 - appended)
-            assert told["skipped"] == 2
+            (result,) = skip.objects
+            assert (result["appended"], result["deduped"]) == (appended, 3 - appended)
+            assert result["skipped"] == 2
         assert values(client, "t") == ["a", "c", "e"]
 
 
@@ -296,8 +305,8 @@ def test_the_error_for_a_refused_request_reports_which_records_were_not_appended
 ) -> None:
     done = topics("append", name, "--tag", 300 * "x", given="1\n2\n")
     assert done.code == 2
-    told = f"nothing was appended to {name}; stopped, 2 records read and not appended"
-    assert done.err.splitlines()[0] == f"topics: {told}"
+    message = f"nothing was appended to {name}; stopped, 2 records read and not appended"
+    assert done.err.splitlines()[0] == f"topics: {message}"
 
 
 @pytest.mark.parametrize("kind", ["lines", "json", "csv"])
@@ -460,11 +469,11 @@ def test_a_pipe_is_appended_as_lines_arrive_and_can_be_interrupted(
                 assert time.monotonic() < deadline, "the line did not arrive"
                 time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
+        messages = process.stderr.read()
     assert process.returncode == 130
     # The second line may be stored before its response has been read.
-    assert re.search(r"appended (1 record|2 records) ", said)
-    assert said.endswith("topics: interrupted\n")
+    assert re.search(r"appended (1 record|2 records) ", messages)
+    assert messages.endswith("topics: interrupted\n")
 
 
 @pytest.mark.slow

@@ -75,13 +75,13 @@ def test_an_apply_changes_only_the_router_fields_in_the_file(
 ) -> None:
     client.put_router(f"{name}->audit", name, f"{name}.b", guarantee="exactly_once")
     change = topics("apply", file(FILE)).out.splitlines()[-1]
-    told = f"dest: {name}.b -> {name}.audit, filter: null -> eu:*"
-    assert change == f"~ router {name}->audit  {told}"
+    details = f"dest: {name}.b -> {name}.audit, filter: null -> eu:*"
+    assert change == f"~ router {name}->audit  {details}"
     assert client.router(f"{name}->audit").guarantee == "exactly_once"
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "said"),
+    ("text", "code", "message"),
     [
         ("[topics.NAME]\nx =", 2, "Invalid value (at end of document)"),
         ("[topcs.NAME]", 2, "unknown table topcs; did you mean topics?"),
@@ -115,13 +115,13 @@ def test_an_invalid_file_changes_nothing(
     file: Callable[[str], str],
     text: str,
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     client.topic(f"{name}-log").put()
     path = file(f"[topics.NAME-a]\n{text}")
     done = topics("apply", path, "--json")
     assert (done.code, done.out) == (code, "")
-    assert done.error["message"].startswith(f"{path}: {said.replace('NAME', name)}")
+    assert done.error["message"].startswith(f"{path}: {message.replace('NAME', name)}")
     assert [each.name for each in client.topics(name)] == [f"{name}-log"]
 
 
@@ -173,15 +173,15 @@ CYCLES = {
 }
 
 
-@pytest.mark.parametrize(("there", "edges", "said"), CYCLES.values(), ids=CYCLES)
+@pytest.mark.parametrize(("existing", "edges", "message"), CYCLES.values(), ids=CYCLES)
 def test_routers_that_the_server_would_refuse_change_nothing(
-    topics: Run, client: Topics, name: str, there: list[str], edges: str, said: str | None
+    topics: Run, client: Topics, name: str, existing: list[str], edges: str, message: str | None
 ) -> None:
     """A plan and an apply refuse the file before the first change, and name its table."""
-    for number, edge in enumerate(there, 1):
+    for number, edge in enumerate(existing, 1):
         source, dest = (f"{name}.{end}" for end in edge.split("->"))
         client.put_router(
-            f"{name}-{number}" if said is None else f"{name}-old-{number}", source, dest
+            f"{name}-{number}" if message is None else f"{name}-old-{number}", source, dest
         )
     text = f'[topics."{name}.new"]\n'
     for number, edge in enumerate(edges.split(), 1):
@@ -190,11 +190,11 @@ def test_routers_that_the_server_would_refuse_change_nothing(
     before = [each.name for each in client.topics(name)], [*client.routers(name)]
     for options in (["--plan"], []):
         done = topics("apply", "-", *options, given=text)
-        if said is None:
+        if message is None:
             assert done.code == (7 if options else 0)
             continue
         assert (done.code, done.out) == (2, "")
-        assert f"-: {said.replace('NAME', name)}" in done.err
+        assert f"-: {message.replace('NAME', name)}" in done.err
         assert ([each.name for each in client.topics(name)], [*client.routers(name)]) == before
 
 

@@ -68,7 +68,7 @@ def test_a_symbolic_link_to_the_contexts_file_is_kept(topics: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["add", "a b", "http://x"], 2, "letters, digits"),
         (["add", "a", "ftp://x"], 2, "not the URL of a server"),
@@ -82,10 +82,10 @@ def test_a_symbolic_link_to_the_contexts_file_is_kept(topics: Run, tmp_path: Pat
     ],
 )
 def test_invalid_contexts_are_refused(
-    topics: Run, arguments: list[str], code: int, said: str
+    topics: Run, arguments: list[str], code: int, message: str
 ) -> None:
     done = topics("context", *arguments)
     assert (done.code, done.out) == (code, "")
-    assert said in done.err
+    assert message in done.err
     assert topics("--json", "context", *arguments).error["code"]
     assert not contexts_file().exists()

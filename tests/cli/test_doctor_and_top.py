@@ -69,11 +69,11 @@ def test_top_shows_the_changes_of_the_interval(client: Topics, name: str) -> Non
     queue.put()
     queue.append(1, 2, 3)
     queue.claim("w")
-    look = next(every)
-    row = look["topics"][0]
+    report = next(every)
+    row = report["topics"][0]
     assert (row["topic"], row["records"], row["ready"], row["in_flight"]) == (name, 3, 2, 1)
     assert row["records_per_s"] > 0
-    assert look["state"] == "ready"
+    assert report["state"] == "ready"
     assert next(every)["topics"][0]["records_per_s"] == 0
 
 
@@ -87,9 +87,9 @@ def test_top_writes_plain_rows_to_a_pipe(topics: Run, client: Topics, name: str)
     assert rates.startswith("writes ")
     assert titles.split() == ["NEW", "RECORDS", "BYTES", "READY", "IN", "FLIGHT", "TOPIC"]
     assert [row.split()[-1] for row in rows if row].count(name) == 2  # the topic and the router
-    (look,) = topics("--json", "top", "--once", "--interval", "100ms").objects
-    assert look["is_ready"]
-    assert look["streams"].keys() == {"watch", "work", "websocket"}
+    (report,) = topics("--json", "top", "--once", "--interval", "100ms").objects
+    assert report["is_ready"]
+    assert report["streams"].keys() == {"watch", "work", "websocket"}
 
 
 def test_top_reads_the_topic_list_if_the_metrics_are_truncated(guarded: Server) -> None:
@@ -128,19 +128,20 @@ def test_top_continues_after_a_restart_of_the_server(tmp_path: Path) -> None:
         Server(tmp_path / "data", shards=1) as server,
         started("top", "--json", "--interval", "100ms", "--url", url_of(server)) as process,
     ):
-        looks = map(json.loads, process.stdout or ())
+        reports = map(json.loads, process.stdout or ())
 
-        def with_rates(look: Any) -> bool:
-            return bool(look["is_ready"]) and look["reads_per_s"] is not None
+        def has_rates(report: Any) -> bool:
+            return bool(report["is_ready"]) and report["reads_per_s"] is not None
 
-        next(filter(with_rates, looks))
+        next(filter(has_rates, reports))
         server.env["TOPICS_PORT"] = str(server.port)
         server.kill()
-        next(look for look in looks if "unreachable" in look["state"])
+        next(report for report in reports if "unreachable" in report["state"])
         server.start()
-        report_reconnected = next(look for look in looks if "version" in look)  # ready, or not yet
+        # The server may still be starting.
+        report_reconnected = next(report for report in reports if "version" in report)
         assert report_reconnected["reads_per_s"] is None
-        next(filter(with_rates, looks))
+        next(filter(has_rates, reports))
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
@@ -156,10 +157,10 @@ def test_top_names_a_stalled_shard(topics: Run, tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             assert [*ready.shards.values()] == [[1]]
-            look = topics("--json", "top", "--once", "--url", url_of(server)).objects[0]
+            report = topics("--json", "top", "--once", "--url", url_of(server)).objects[0]
             found = topics("--json", "doctor", "--url", url_of(server)).objects
-        assert "shard 1" in look["state"]
-        assert look["topics"]
+        assert "shard 1" in report["state"]
+        assert report["topics"]
         assert {one["check"] for one in found if not one["is_well"]} >= {"shards"}
 
 
@@ -202,8 +203,8 @@ READY = Readiness(True, "ready", {})
 def test_doctor_reports_findings_about_a_server(
     client: Topics, check: str, metrics: dict[str, Any], more: dict[str, Any], what: str | None
 ) -> None:
-    told = client.call(calls.metrics()) | metrics
-    fields = {"client": client, "metrics": told, "ready": READY, **more}
+    all_metrics = client.call(calls.metrics()) | metrics
+    fields = {"client": client, "metrics": all_metrics, "ready": READY, **more}
     found = [*getattr(doctor, check)(doctor.ServerState(**fields))]
     assert [what in each.what for each in found] == ([] if what is None else [True])
     assert all(each.fix for each in found)
@@ -258,5 +259,5 @@ def test_the_readiness_report_names_shards(monkeypatch: pytest.MonkeyPatch, clie
     }
     call = calls.Call("GET", "/", json.loads)
     monkeypatch.setattr(client, "once", lambda _: call.result(503, {}, json.dumps(body).encode()))
-    said = "not ready: the log is being replayed (50%), shard 1 recovering"
-    assert str(readiness(client)) == said
+    expected = "not ready: the log is being replayed (50%), shard 1 recovering"
+    assert str(readiness(client)) == expected

@@ -30,8 +30,8 @@ def content(client: Topics, name: str) -> list[Any]:
 @pytest.fixture
 def filled(client: Topics, name: str) -> str:
     client.topic(name).put(ttl_ms=86_400_000, durability="memory")
-    whole = [{"data": {"n": 1.5}, "tag": "t", "node": "n", "meta": {"a": [1]}}]
-    client.topic(name).append(None, "x", records=whole)
+    records_with_fields = [{"data": {"n": 1.5}, "tag": "t", "node": "n", "meta": {"a": [1]}}]
+    client.topic(name).append(None, "x", records=records_with_fields)
     client.topic(name).append(*range(2400))
     return name
 
@@ -52,7 +52,7 @@ def test_an_imported_topic_equals_the_exported_one(
     window = {"idempotency_window_ms": 7 * 86_400_000}
     assert client.topic(filled).state().config == {**config, **window}
     again = topics("import", "--json", file, file)
-    assert [told["deduped"] for told in again.objects] == [2403, 2403]
+    assert [row["deduped"] for row in again.objects] == [2403, 2403]
     assert len(content(client, filled)) == 2403
 
 
@@ -99,16 +99,16 @@ def test_no_record_of_a_damaged_file_is_appended(
 ) -> None:
     file = tmp_path / "dump"
     topics("export", filled, "-o", str(file), *(["--gzip"] if is_packed else []))
-    whole = file.read_bytes()
-    plain = gzip.decompress(whole) if is_packed else whole
+    file_bytes = file.read_bytes()
+    plain = gzip.decompress(file_bytes) if is_packed else file_bytes
     if how == "no footer":
         damaged = plain[: plain.rindex(b"\n", 0, -1) + 1]
         damaged = gzip.compress(damaged) if is_packed else damaged
     else:
         damaged = {
-            "cut": whole[: len(whole) // 2],
-            "changed": whole[:400] + bytes([whole[400] ^ 1]) + whole[401:],
-            "twice": whole + whole,
+            "cut": file_bytes[: len(file_bytes) // 2],
+            "changed": file_bytes[:400] + bytes([file_bytes[400] ^ 1]) + file_bytes[401:],
+            "twice": file_bytes + file_bytes,
         }[how]
     file.write_bytes(damaged)
     done = topics("import", "--json", str(file), "--to", f"{filled}-new")
@@ -229,9 +229,9 @@ def ended(process: Program) -> None:
     assert process.returncode == 0
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
 

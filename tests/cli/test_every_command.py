@@ -100,7 +100,7 @@ def command_of(line: str) -> str:
 
 
 @pytest.fixture
-def words(tmp_path: Path, topics: Run) -> Iterator[Run]:
+def run_command(tmp_path: Path, topics: Run) -> Iterator[Run]:
     """Run a command line with its files against another server, without retries."""
     (tmp_path / "file").write_text("[topics.nope]\n")
     export = '{"header":{"format":1,"topic":"nope","epoch":1,"config":{}}}\n{"data":1}\n'
@@ -109,8 +109,10 @@ def words(tmp_path: Path, topics: Run) -> Iterator[Run]:
     files = {"FILE": "file", "EXPORT": "export", "OUT": "out"}
 
     def run(line: str, url: str, *more: str) -> Done:
-        words = [str(tmp_path / files[verb]) if verb in files else verb for verb in line.split()]
-        return topics("--json", "--timeout", "0", "--url", url, *more, *words)
+        arguments = [
+            str(tmp_path / files[verb]) if verb in files else verb for verb in line.split()
+        ]
+        return topics("--json", "--timeout", "0", "--url", url, *more, *arguments)
 
     yield run
     shutil.rmtree(tmp_path / "out", ignore_errors=True)  # `standby run` creates it first
@@ -140,8 +142,8 @@ def test_a_command_has_help_and_rejects_unknown_options(topics: Run, command: st
 
 
 @pytest.mark.parametrize("line", SERVER_CHECKS)
-def test_without_a_server_a_command_exits_with_6(words: Run, line: str) -> None:
-    done = words(line, "http://127.0.0.1:1")
+def test_without_a_server_a_command_exits_with_6(run_command: Run, line: str) -> None:
+    done = run_command(line, "http://127.0.0.1:1")
     if line == "doctor":  # it reports this as a finding
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
         assert "topics serve" in done.objects[0]["fix"]
@@ -151,8 +153,8 @@ def test_without_a_server_a_command_exits_with_6(words: Run, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", SERVER_CHECKS)
-def test_without_its_key_a_command_exits_with_5(words: Run, keyed: str, line: str) -> None:
-    done = words(line, keyed)
+def test_without_its_key_a_command_exits_with_5(run_command: Run, keyed: str, line: str) -> None:
+    done = run_command(line, keyed)
     if line == "doctor":
         assert (done.code, done.objects[0]["is_well"]) == (ExitCode.FAILED, False)
         assert "--key-file" in done.objects[0]["fix"]
@@ -162,16 +164,16 @@ def test_without_its_key_a_command_exits_with_5(words: Run, keyed: str, line: st
 
 @pytest.mark.parametrize("line", [line for line in SERVER_CHECKS if " nope" in line])
 def test_a_key_for_other_name_prefixes_is_refused(
-    words: Run, keyed: str, tmp_path: Path, line: str
+    run_command: Run, keyed: str, tmp_path: Path, line: str
 ) -> None:
     (tmp_path / "key").write_text("other\n")
-    done = words(line, keyed, "--key-file", str(tmp_path / "key"))
+    done = run_command(line, keyed, "--key-file", str(tmp_path / "key"))
     assert (done.code, done.out, done.error["code"]) == (5, "", "forbidden")
 
 
 @pytest.mark.parametrize("line", NOT_FOUND)
-def test_a_missing_object_gives_exit_code_4(words: Run, url: str, line: str) -> None:
-    done = words(line, url)
+def test_a_missing_object_gives_exit_code_4(run_command: Run, url: str, line: str) -> None:
+    done = run_command(line, url)
     assert (done.code, done.out) == (4, "")
     assert "nope" in done.error["message"]
 
@@ -202,7 +204,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 @pytest.fixture(scope="module")
-def stranger() -> Iterator[str]:
+def other_server() -> Iterator[str]:
     server = QuietServer(("127.0.0.1", 0), OtherServer)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
@@ -215,9 +217,9 @@ def stranger() -> Iterator[str]:
 
 @pytest.mark.parametrize("line", SERVER_CHECKS)
 def test_another_kind_of_server_is_reported_in_one_line(
-    words: Run, stranger: str, line: str
+    run_command: Run, other_server: str, line: str
 ) -> None:
-    done = words(line, stranger)
+    done = run_command(line, other_server)
     assert done.code not in (ExitCode.DONE, ExitCode.INTERRUPTED)
     if line != "doctor":
         assert done.out == ""
@@ -225,50 +227,50 @@ def test_another_kind_of_server_is_reported_in_one_line(
 
 
 @pytest.fixture
-def heard() -> Iterator[threading.Event]:
+def interrupted() -> Iterator[threading.Event]:
     """An event that is set by Ctrl-C. Only the first Ctrl-C interrupts."""
-    is_heard = threading.Event()
+    event = threading.Event()
 
-    def hear(*_: object) -> None:
-        if not is_heard.is_set():
-            is_heard.set()
+    def handle(*_: object) -> None:
+        if not event.is_set():
+            event.set()
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, hear)
-    yield is_heard
+    before = signal.signal(signal.SIGINT, handle)
+    yield event
     signal.signal(signal.SIGINT, before)
 
 
-def silently(
-    words: Run, line: str, heard: threading.Event, interrupt: Callable[[], object]
+def run_until_interrupted(
+    run_command: Run, line: str, interrupted: threading.Event, interrupt: Callable[[], object]
 ) -> Done:
     """Run a command against a server that interrupts it after its request instead of responding."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def hear() -> None:
-            asked, _ = silent.accept()
-            with asked:
-                asked.recv(1)
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1)
                 interrupt()
 
-        thread = threading.Thread(target=hear, daemon=True)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        done = words(line, f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60")
-        heard.set()  # also if it has stopped for another reason
+        done = run_command(line, f"http://127.0.0.1:{listener.getsockname()[1]}", "--timeout", "60")
+        interrupted.set()  # also if it has stopped for another reason
         thread.join(60)
     return done
 
 
 @pytest.mark.parametrize("line", SERVER_CHECKS)
 def test_ctrl_c_ends_a_command_that_waits_for_a_response(
-    words: Run, heard: threading.Event, line: str
+    run_command: Run, interrupted: threading.Event, line: str
 ) -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        while not heard.wait(7):  # a signal just before a wait does not interrupt it
+        while not interrupted.wait(7):  # a signal just before a wait does not interrupt it
             os.kill(os.getpid(), signal.SIGINT)
 
-    done = silently(words, line, heard, interrupt)
+    done = run_until_interrupted(run_command, line, interrupted, interrupt)
     ends = line.startswith("top")  # which Ctrl-C stops normally
     assert (done.code, done.out) == (ExitCode.DONE if ends else ExitCode.INTERRUPTED, "")
     assert ends or done.error["code"] == "interrupted"
@@ -276,13 +278,16 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_response(
 
 @pytest.mark.slow
 def test_ctrl_c_just_before_the_wait_for_a_record_is_handled_after_the_wait(
-    words: Run, heard: threading.Event
+    run_command: Run, interrupted: threading.Event
 ) -> None:
     in_time = []
 
     def interrupt() -> None:
         interrupt_main()
-        in_time.append(heard.wait(20))
+        in_time.append(interrupted.wait(20))
 
-    assert silently(words, "tail nope", heard, interrupt).code == ExitCode.INTERRUPTED
+    assert (
+        run_until_interrupted(run_command, "tail nope", interrupted, interrupt).code
+        == ExitCode.INTERRUPTED
+    )
     assert in_time == [True], "the interrupt was noticed only after the response"

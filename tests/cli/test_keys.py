@@ -31,16 +31,16 @@ def test_each_key_is_listed_with_its_rights_and_without_its_secret(topics: Run, 
         ["5", "read+write+delete+admin", "(all names)"],
     ]
     assert not [name for name in ("alpha", "beta", "delta") if name in done.out]
-    told = topics("keys", "check", str(file), "--json").objects
-    assert [key["alias"] for key in told] == [
+    entries = topics("keys", "check", str(file), "--json").objects
+    assert [key["alias"] for key in entries] == [
         key.alias for key in KeyFile(file, "X").read().principals
     ]
-    assert told[0]["prefixes"] == ["orders", "jobs"]
-    assert told[1]["prefixes"] is None
+    assert entries[0]["prefixes"] == ["orders", "jobs"]
+    assert entries[1]["prefixes"] is None
 
 
 @pytest.mark.parametrize(
-    ("text", "mistakes"),
+    ("text", "errors"),
     [
         (
             "hunter2:fly\nok\nhunter2:r:_x\n\nok:r\nhunter 2\na,a\n",
@@ -53,15 +53,15 @@ def test_each_key_is_listed_with_its_rights_and_without_its_secret(topics: Run, 
     ids=["lines", "comments", "empty", "long"],
 )
 def test_all_errors_are_reported_with_their_lines(
-    topics: Run, file: Path, text: str, mistakes: list[str]
+    topics: Run, file: Path, text: str, errors: list[str]
 ) -> None:
     file.write_text(text)
     done = topics("keys", "check", str(file))
     assert (done.code, done.out) == (2, "")
     lines = done.err.removeprefix("topics: ").splitlines()
-    assert len(lines) == len(mistakes)
-    for line, mistake in zip(lines, mistakes, strict=True):
-        assert line.startswith(f"{file}: {mistake}")
+    assert len(lines) == len(errors)
+    for line, error in zip(lines, errors, strict=True):
+        assert line.startswith(f"{file}: {error}")
     assert "hunter" not in done.err
     assert topics("keys", "check", str(file), "--json").error["code"] == "usage"
     with pytest.raises(ValueError, match=r"entry|key|longer"):  # a server does not start with it

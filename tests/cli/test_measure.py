@@ -23,7 +23,7 @@ from topics.cli import ping
 from topics.client import ConnectionLost, Topics
 
 
-def none_left(client: Topics) -> bool:
+def is_cleaned_up(client: Topics) -> bool:
     return not [*client.topics("ping:"), *client.topics("bench:")]
 
 
@@ -36,7 +36,7 @@ def test_ping_measures_each_record(topics: Run, client: Topics, via: str) -> Non
     assert all(one["ms"] > 0 and one["ack_ms"] > 0 and one["why"] is None for one in pings)
     assert (found["sent"], found["arrived"], found["proxy"]) == (3, 3, None)
     assert found["min_ms"] <= found["median_ms"] <= found["p99_ms"]
-    assert none_left(client)
+    assert is_cleaned_up(client)
 
 
 def test_ping_writes_plain_lines_to_a_pipe(topics: Run) -> None:
@@ -89,7 +89,7 @@ def test_a_failed_stream_is_closed_immediately(
 
 
 @contextmanager
-def holding_proxy(server: Server, *, tells_head: bool) -> Iterator[str]:
+def buffering_proxy(server: Server, *, sends_head: bool) -> Iterator[str]:
     """A proxy that forwards complete responses only, and therefore no stream."""
     is_over = threading.Event()
 
@@ -104,7 +104,7 @@ def holding_proxy(server: Server, *, tells_head: bool) -> Iterator[str]:
                 self.close_connection = True
                 return
             if self.path.startswith("/v0/watch"):
-                if tells_head:
+                if sends_head:
                     self.send_response(200)
                     self.end_headers()
                     self.wfile.flush()
@@ -141,14 +141,14 @@ def holding_proxy(server: Server, *, tells_head: bool) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tells_head", [True, False])
-def test_ping_names_a_proxy_that_buffers(topics: Run, server: Server, tells_head: bool) -> None:
-    with holding_proxy(server, tells_head=tells_head) as url:
+@pytest.mark.parametrize("sends_head", [True, False])
+def test_ping_names_a_proxy_that_buffers(topics: Run, server: Server, sends_head: bool) -> None:
+    with buffering_proxy(server, sends_head=sends_head) as url:
         done = topics("--json", "ping", "-n", "1", "--wait", "3s", "--url", url)
     one, found = done.objects
     assert done.code == 1
     assert (one["ms"], one["why"]) == (None, ping.BUFFERS)
-    if tells_head:
+    if sends_head:
         assert one["ack_ms"] > 0
         assert found["proxy"].startswith("server: BaseHTTP")
     assert found["arrived"] == 0
@@ -172,7 +172,7 @@ def test_ping_continues_after_a_restart_of_the_server(tmp_path: Path, via: str, 
             assert found["arrived"] < found["sent"]
             assert process.wait(30) == 1
         with Topics(url_of(server)) as client:
-            assert none_left(client)
+            assert is_cleaned_up(client)
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_ping_normally_and_interrupts_bench(url: str, client: Topics
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "topics: interrupted\n")
         assert process.returncode == 130
-    assert none_left(client)
+    assert is_cleaned_up(client)
 
 
 @pytest.mark.parametrize("kind", ["append", "read", "live", "queue"])
@@ -203,7 +203,7 @@ def test_bench_measures_a_load(topics: Run, client: Topics, kind: str) -> None:
     assert found["records_per_s"] >= 10 * found["operations_per_s"] * 0.99 > 0
     assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert found["client_cpu_s"] > 0
-    assert none_left(client)
+    assert is_cleaned_up(client)
 
 
 def test_bench_writes_plain_lines_to_a_pipe(topics: Run) -> None:

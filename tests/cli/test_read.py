@@ -258,11 +258,11 @@ def next_of(process: Program) -> Any:
     return json.loads(process.stdout.readline())
 
 
-def told_by(process: Program) -> str:
+def messages_of(process: Program) -> str:
     """Return the messages of a command."""
     assert process.stderr is not None
-    said: str = process.stderr.read()
-    return said
+    text: str = process.stderr.read()
+    return text
 
 
 def lines_of(*arguments: str) -> list[Any]:
@@ -286,7 +286,7 @@ def test_a_closed_output_pipe_ends_the_command_without_a_message(
             assert next_of(process)["$seq"] == 1
             assert process.stdout is not None
             process.stdout.close()
-            assert told_by(process) == ""
+            assert messages_of(process) == ""
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_tail_shows_the_last_records_and_then_new_ones_until_ctrl_c(
         client.topic(f"{filled}-b").drop()
         assert next_of(process)["topic_deleted"]["topic"] == f"{filled}-b"
         process.send_signal(signal.SIGINT)
-        assert told_by(process) == "topics: interrupted\n"
+        assert messages_of(process) == "topics: interrupted\n"
     assert process.returncode == 130
 
 
@@ -312,7 +312,7 @@ def test_tail_ends_when_its_topic_is_deleted(url: str, client: Topics, filled: s
         assert process.stdout.readline() == '{"n":5}\n'
         client.topic(filled).drop()
         assert process.stdout.read() == "-- topic deleted --\n"
-        assert told_by(process) == "topics: all topics are deleted\n"
+        assert messages_of(process) == "topics: all topics are deleted\n"
     assert process.returncode == 4
 
 
@@ -328,7 +328,7 @@ def test_a_glob_includes_topics_that_are_created_later(url: str, client: Topics,
             client.topic(name).drop()
             assert "topic_deleted" in next_of(process)
         process.send_signal(signal.SIGINT)
-        assert told_by(process) == "topics: interrupted\n"
+        assert messages_of(process) == "topics: interrupted\n"
     assert process.returncode == 130
 
 
@@ -358,6 +358,6 @@ def test_restarts_only_cause_pauses(tmp_path: Path) -> None:
                     if number in (2, 5):
                         server.restart("kill" if number == 2 else "stop")
                 process.send_signal(signal.SIGINT)
-                said = told_by(process)
+                messages = messages_of(process)
         assert seen == [*range(8)]
-        assert said.count("trying again") == said.count("connected again") == 2
+        assert messages.count("trying again") == messages.count("connected again") == 2

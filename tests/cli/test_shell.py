@@ -131,7 +131,7 @@ def test_control_characters_in_table_cells_are_escaped(topics: Run, name: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "message"),
     [
         ("info > /dev/full", 1, "topics: No space left on device\n"),
         ("info >&-", 1, "topics: Bad file descriptor\n"),
@@ -140,7 +140,7 @@ def test_control_characters_in_table_cells_are_escaped(topics: Run, name: str) -
     ],
 )
 def test_a_closed_or_full_stream_is_reported_in_one_line(
-    topics: Run, name: str, command: str, code: int, said: str
+    topics: Run, name: str, command: str, code: int, message: str
 ) -> None:
     topics("create", name)
     arguments = command.replace("info >", f"info {name} >")
@@ -148,4 +148,4 @@ def test_a_closed_or_full_stream_is_reported_in_one_line(
         ["sh", "-c", f"{sys.executable} -m topics {arguments}"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", message)

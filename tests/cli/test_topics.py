@@ -16,7 +16,7 @@ from topics.client import NotFound, Topics
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("durabilty=fsync", "a topic has no field durabilty; did you mean durability?"),
         ("zz=1", "a topic has no field zz (known: type, ttl_ms, "),
@@ -30,11 +30,11 @@ from topics.client import NotFound, Topics
     ],
 )
 def test_an_invalid_field_gives_exit_code_2_and_creates_nothing(
-    topics: Run, client: Topics, name: str, given: str, said: str
+    topics: Run, client: Topics, name: str, given: str, message: str
 ) -> None:
     done = topics("create", name, "--set", "cap_records=1", "--set", given)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"topics: {said}")
+    assert done.err.startswith(f"topics: {message}")
     with pytest.raises(NotFound):
         client.topic(name).state()
 

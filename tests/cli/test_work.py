@@ -29,9 +29,9 @@ def counts(client: Topics, name: str) -> QueueCounts:
     return queue
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + ALIVE_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
@@ -91,7 +91,7 @@ def test_j_sets_the_number_of_concurrent_programs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["QUEUE", "cat", "-c", "x"], 2, "the command needs -- before it"),
         (["QUEUE", "--"], 2, "Missing argument"),
@@ -105,12 +105,12 @@ def test_j_sets_the_number_of_concurrent_programs(
     ],
 )
 def test_invalid_arguments_end_the_command_before_a_claim(
-    topics: Run, client: Topics, queue: str, arguments: list[str], code: int, said: str
+    topics: Run, client: Topics, queue: str, arguments: list[str], code: int, message: str
 ) -> None:
     client.queue(queue).append(1)
     done = topics("work", *[queue if each == "QUEUE" else each for each in arguments])
     assert (done.code, done.out) == (code, "")
-    assert said in done.err
+    assert message in done.err
     assert counts(client, queue) == QueueCounts(ready=1, in_flight=0, dead_lettered=0)
 
 
@@ -165,11 +165,11 @@ def test_sigterm_lets_running_programs_finish(client: Topics, queue: str) -> Non
     client.queue(queue).append(1, 2, 3)
     with working(queue, "sh", "-c", "echo $TOPICS_SEQ; read line; sleep 1; echo done") as worker:
         assert worker.stdout is not None
-        begun = {worker.stdout.readline(), worker.stdout.readline()}
+        first_lines = {worker.stdout.readline(), worker.stdout.readline()}
         worker.terminate()
         assert worker.communicate(timeout=ALIVE_S) == ("done\ndone\n", "")
         assert worker.returncode == 0
-    assert begun == {"1\n", "2\n"}
+    assert first_lines == {"1\n", "2\n"}
     assert counts(client, queue) == QueueCounts(ready=1, in_flight=0, dead_lettered=0)
 
 
@@ -197,9 +197,9 @@ def test_ctrl_c_releases_the_jobs_immediately(client: Topics, queue: str, to_all
             os.killpg(worker.pid, signal.SIGINT)
         else:
             worker.send_signal(signal.SIGINT)
-        _, said = worker.communicate(timeout=ALIVE_S)
-        assert (worker.returncode, said.splitlines()[-1]) == (130, "topics: interrupted")
-        assert said.count("released") == 2
+        _, messages = worker.communicate(timeout=ALIVE_S)
+        assert (worker.returncode, messages.splitlines()[-1]) == (130, "topics: interrupted")
+        assert messages.count("released") == 2
     assert counts(client, queue) == QueueCounts(ready=3, in_flight=0, dead_lettered=0)
 
 

@@ -139,7 +139,7 @@ class InNode(Running):
 
 
 class Answering(ThreadingHTTPServer):
-    """Replies to requests for streams with each of ``answers`` in turn, and records the path and
+    """Replies to requests for streams with the next of ``answers``, and records the path and
     event id of each request. Pages of any origin may send requests.
     """
 
@@ -147,7 +147,7 @@ class Answering(ThreadingHTTPServer):
 
     def __init__(self, *answers: Callable[[BaseHTTPRequestHandler], None]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.answers, self.asked = iter(answers), list[tuple[str, str | None]]()
+        self.answers, self.requests = iter(answers), list[tuple[str, str | None]]()
         self.is_over, self.is_left = threading.Event(), threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -181,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"<title>a page</title>" if is_page else MODULE.read_bytes())
             return
-        self.server.asked.append((self.path, self.headers.get("Last-Event-ID")))
+        self.server.requests.append((self.path, self.headers.get("Last-Event-ID")))
         with contextlib.suppress(ConnectionError):
             next(self.server.answers)(self)
 
@@ -195,7 +195,7 @@ class Handler(BaseHTTPRequestHandler):
         """Tests print nothing."""
 
 
-def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPRequestHandler], None]:
+def stream(*chunks: bytes, then: bytes | None = None) -> Callable[[BaseHTTPRequestHandler], None]:
     """Reply with an event stream of these chunks. The stream ends after them unless ``then`` is
     given, which is sent repeatedly. The value b"" keeps the stream open without data.
     """
@@ -205,8 +205,8 @@ def stream(*pieces: bytes, then: bytes | None = None) -> Callable[[BaseHTTPReque
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
         handler.end_headers()
-        for piece in pieces:
-            handler.wfile.write(piece)
+        for chunk in chunks:
+            handler.wfile.write(chunk)
             handler.wfile.flush()
         try:
             while then is not None and not handler.server.is_over.wait(0.05):

@@ -72,8 +72,8 @@ def failed(status: int, retry_after_s: float | None = None) -> TopicsError:
 
 def test_retry_pauses_double_with_jitter_up_to_the_maximum(clock: Clock) -> None:
     attempts = Attempts(Retry(deadline=1000.0, first=0.1, most=1.0))
-    for wanted in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
-        assert wanted / 2 <= attempts.pause_after(failed(503)) <= wanted
+    for longest_s in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        assert longest_s / 2 <= attempts.pause_after(failed(503)) <= longest_s
 
 
 def test_retry_after_is_obeyed_until_the_deadline(clock: Clock) -> None:
@@ -90,17 +90,17 @@ def test_retry_after_is_obeyed_until_the_deadline(clock: Clock) -> None:
 def test_a_limit_on_retries_also_limits_the_time(clock: Clock) -> None:
     """Pauses grow even if the server repeatedly specifies the same short Retry-After."""
     attempts = Attempts(Retry(deadline=600.0, first=1.0, most=8.0, tries=5, connects=2))
-    nobody = ConnectionLost("refused", was_sent=False)
-    for wanted in (1.0, 2.0):
-        assert wanted / 2 <= attempts.pause_after(nobody) <= wanted
-    for wanted in (4.0, 8.0, 8.0):
-        assert max(wanted / 2, 3.0) <= attempts.pause_after(failed(429, 3.0)) <= wanted
+    unreachable = ConnectionLost("refused", was_sent=False)
+    for longest_s in (1.0, 2.0):
+        assert longest_s / 2 <= attempts.pause_after(unreachable) <= longest_s
+    for longest_s in (4.0, 8.0, 8.0):
+        assert max(longest_s / 2, 3.0) <= attempts.pause_after(failed(429, 3.0)) <= longest_s
     with pytest.raises(Throttled):
         attempts.pause_after(failed(429, 3.0))
     attempts.succeeded()
-    assert [attempts.pause_after(nobody) > 0 for _ in range(2)] == [True, True]
+    assert [attempts.pause_after(unreachable) > 0 for _ in range(2)] == [True, True]
     with pytest.raises(ConnectionLost):
-        attempts.pause_after(nobody)
+        attempts.pause_after(unreachable)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
@@ -168,10 +168,10 @@ def test_a_read_continues_after_each_page_and_stops_at_its_limit() -> None:
 
 def test_a_gap_is_returned_before_the_records_after_it() -> None:
     gap: dict[str, Any] = {"gap_from": 1, "gap_to": 3, "reason": "cap", "missed_estimate": 3}
-    stone = {**gap, "earliest_seq": 4, "head_seq": 9}
+    tombstone = {**gap, "earliest_seq": 4, "head_seq": 9}
     reading = calls.Reading("t", 0, None, None, follow=False)
-    events = taken(reading, page(4, 9, caught_up=True, tombstone=stone))
-    assert events[0] == values.Tombstone(topic="t", **stone)
+    events = taken(reading, page(4, 9, caught_up=True, tombstone=tombstone))
+    assert events[0] == values.Tombstone(topic="t", **tombstone)
     assert [type(event) for event in events[1:]] == [values.Record, values.Record]
     assert reading.is_done
 

@@ -98,9 +98,9 @@ def _ignore(_failure: object, _pause_s: float) -> None:
     """Retry silently."""
 
 
-def _wait_for(is_so: Callable[[], bool]) -> None:
+def _wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

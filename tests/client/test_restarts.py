@@ -24,8 +24,8 @@ def test_kills_and_forks_only_cause_pauses(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_pauses_grow_while_streams_report_that_the_server_is_stopping() -> None:
     stops = b'event: error\ndata: {"code":503,"error":"the server is shutting down"}\n\n'
-    there = b'id: %b\nevent: caught-up\ndata: {"topic":"t","head_seq":1}\n\n'
-    last = there % CursorsId({"t": (1, 7)}).text()
+    caught_up = b'id: %b\nevent: caught-up\ndata: {"topic":"t","head_seq":1}\n\n'
+    last = caught_up % CursorsId({"t": (1, 7)}).text()
     pauses: list[float] = []
     with Answering(*[stream(stops)] * 4, stream(last, then=b": hb\n\n")) as server:
         client = Topics(server.url, on_pause=lambda _failure, pause_s: pauses.append(pause_s))

@@ -43,11 +43,11 @@ def data(events: Iterator[Event] | list[Event]) -> list[object]:
 
 
 def until_caught_up(events: Iterator[Event], times: int = 1) -> list[Event]:
-    told: list[Event] = []
+    received: list[Event] = []
     while times:
-        told += takewhile(lambda event: not isinstance(event, CaughtUp), events)
+        received += takewhile(lambda event: not isinstance(event, CaughtUp), events)
         times -= 1
-    return told
+    return received
 
 
 def test_appended_records_are_read(client: Topics, name: str) -> None:
@@ -155,11 +155,11 @@ def test_an_unreachable_server_is_reported_at_the_deadline() -> None:
         "http://127.0.0.1:1",
         retry=Retry(deadline=0.3),
         on_pause=lambda failure, pause_s: pauses.append((failure, pause_s)),
-    ) as nobody:
+    ) as unreachable:
         with pytest.raises(ConnectionLost, match=r"http://127\.0\.0\.1:1"):
-            nobody.topic("t").append(1)
+            unreachable.topic("t").append(1)
         with pytest.raises(ConnectionLost):
-            next(iter(nobody.watch("t")))
+            next(iter(unreachable.watch("t")))
     assert pauses
 
 
@@ -191,14 +191,14 @@ def test_a_watch_returns_existing_and_later_records(client: Topics, name: str) -
         right.append(5)
         assert data([next(watch)]) == [5]
         right.drop()
-        gone = next(watch)
-        assert isinstance(gone, TopicDeleted)
-        assert (gone.topic, gone.head_seq) == (right.name, 3)
+        deletion = next(watch)
+        assert isinstance(deletion, TopicDeleted)
+        assert (deletion.topic, deletion.head_seq) == (right.name, 3)
         left.append(6)
         assert data([next(watch)]) == [6]
         left.drop()
-        *_, gone = watch  # the watch ends with its last topic
-        assert isinstance(gone, TopicDeleted)
+        *_, deletion = watch  # the watch ends with its last topic
+        assert isinstance(deletion, TopicDeleted)
     left.append(1, 2, 6)
     with pytest.raises(NotFound):
         next(iter(client.watch(right.name)))
@@ -228,9 +228,9 @@ def test_a_cursor_resumes_where_the_last_loop_ended(client: Topics, name: str) -
     topic.drop()
     topic.append("new")
     with client.cursor(place) as cursor:
-        stone, record = islice(client.watch(name, cursor=cursor), 2)
-        assert isinstance(stone, Tombstone)
-        assert stone.reason == "recreated"
+        tombstone, record = islice(client.watch(name, cursor=cursor), 2)
+        assert isinstance(tombstone, Tombstone)
+        assert tombstone.reason == "recreated"
         assert data([record]) == ["new"]
 
 

@@ -93,8 +93,8 @@ def test_events_other_than_records_are_values_too(
     name: str, data: dict[str, Any], event: object
 ) -> None:
     watching = WatchState(["a"], None, {})
-    told = json.dumps({"topic": "a", **data})
-    assert [*watching.take(name, told, id_of(a=(3, 7)))] == [PositionedEvent(event, (3, 7))]  # type: ignore[arg-type]
+    payload = json.dumps({"topic": "a", **data})
+    assert [*watching.take(name, payload, id_of(a=(3, 7)))] == [PositionedEvent(event, (3, 7))]  # type: ignore[arg-type]
 
 
 def test_unknown_events_of_a_later_server_version_are_ignored() -> None:

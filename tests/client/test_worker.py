@@ -133,7 +133,7 @@ def test_a_producer_never_blocks_forever_without_a_server(way: str) -> None:
     assert all(isinstance(future.exception(), ConnectionLost) for future in futures)
 
 
-FORGETS = """
+UNFLUSHED_PRODUCER = """
 import sys
 from topics.client import Topics
 client = Topics(sys.argv[1])
@@ -146,7 +146,10 @@ for number in range(100):
 @pytest.mark.slow
 def test_unflushed_records_are_sent_at_exit(client: Topics, url: str, name: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", FORGETS, url, name], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", UNFLUSHED_PRODUCER, url, name],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert run.returncode == 0
     assert f"producer of {name} not closed before exit, its records are sent now" in run.stderr
@@ -291,7 +294,7 @@ def test_a_job_that_computes_for_three_lease_durations_runs_once(client: Topics,
                 while time.monotonic() < until:
                     sum(range(1000))
                 assert not job.lost
-                assert queue.claim("thief") == []
+                assert queue.claim("other") == []
     state = queue.state()
     assert (state.count, counts(client, name).in_flight) == (0, 0)
 
@@ -325,12 +328,12 @@ def test_a_job_whose_lease_was_lost_is_not_acked(client: Topics, name: str) -> N
         (lease,) = queue.leases()
         assert lease.node == worker.node
         queue.nack(worker.node, job.record)
-        (stolen,) = queue.claim("thief")
+        (other_lease,) = queue.claim("other")
         assert not job.ack()
         job = Job(worker, job.record, 0.0)
         assert job.lost
         assert not job.ack()
-        assert queue.ack("thief", stolen) == []
+        assert queue.ack("other", other_lease) == []
 
 
 def test_a_loop_leases_only_the_job_that_it_handles(client: Topics, name: str) -> None:

@@ -83,7 +83,8 @@ class Row:
 
     ``fine`` contains the possible statuses if the key permits the request. ``names`` is the number
     of names that must match the prefixes. ``token``: the query may contain the key. ``open``: no
-    key is required. ``whole``: the request concerns all names, so a key with prefixes is refused.
+    key is required. ``all_names``: the request concerns all names, so a key with prefixes is
+    refused.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Row:
     names: int = 0
     token: bool = False
     open: bool = False
-    whole: bool = False
+    all_names: bool = False
 
     @property
     def served_by(self) -> tuple[str, str]:
@@ -124,17 +125,17 @@ def _row(
     names: int | None = None,
     token: bool = False,
     is_open: bool = False,
-    is_whole: bool = False,
+    all_names: bool = False,
 ) -> Row:
     method, path = line.split(" ")
     names = names_in(path + (body or "")) if names is None else names
     statuses = frozenset((fine,) if isinstance(fine, int) else fine)
-    wanted = frozenset(scopes.split("+")) if scopes else frozenset[str]()
+    needed = frozenset(scopes.split("+")) if scopes else frozenset[str]()
     return Row(
-        *(name, wanted, method, path, body, statuses, names),
+        *(name, needed, method, path, body, statuses, names),
         token=token,
         open=is_open,
-        whole=is_whole,
+        all_names=all_names,
     )
 
 
@@ -155,7 +156,7 @@ HTTP = (
     # The ends of the router must match the prefixes, too.
     _row("get a router", READ, "GET /v0/routers/<0>router-<a>", names=_PUT_ROUTER.names),
     _row("watch", READ, "POST /v0/watch", '{"topics":{"<0>log":{},"<1>queue":{}}}'),
-    _row("watch what is not there", READ, "POST /v0/watch", '{"topics":{"<0>gone":{}}}', fine=404),
+    _row("watch a missing topic", READ, "POST /v0/watch", '{"topics":{"<0>gone":{}}}', fine=404),
     _row(
         "watch leniently",
         READ,
@@ -174,7 +175,7 @@ HTTP = (
         f'{{{_RECORD},"config":{{}}}}',
     ),
     _row(
-        "append with a config that makes a topic",
+        "append with a config that creates a topic",
         "write+admin",
         "POST /v0/topics/<0>fresh-<n>",
         f'{{{_RECORD},"config":{{"type":"queue","dead_letter":"<1>dead"}}}}',
@@ -202,9 +203,9 @@ HTTP = (
     ),
     _PUT_ROUTER,
     # Only one backup runs at a time, and the server may still be sending the previous one.
-    _row("backup", ADMIN, "GET /v0/backup", fine=(200, 429), is_whole=True),
-    _row("backup.changes", ADMIN, "POST /v0/backup", fine=(200, 429), is_whole=True),
-    # no key at all
+    _row("backup", ADMIN, "GET /v0/backup", fine=(200, 429), all_names=True),
+    _row("backup.changes", ADMIN, "POST /v0/backup", fine=(200, 429), all_names=True),
+    # without a key
     _row("health", "", "GET /v0/health", is_open=True),
     _row("health at the root", "", "GET /healthz", is_open=True),
     _row("OpenAPI", "", "GET /v0/openapi.json", is_open=True),
@@ -215,10 +216,22 @@ HTTP = (
     _row("root of the version", "", "GET /v0", is_open=True),
 )
 STREAMS = (
-    _row("watch at once", READ, "GET /v0/watch?topic=<0>log&topic=<1>queue", token=True),
-    _row("watch nothing at once", READ, "GET /v0/watch?topic=<0>gone", fine=404, token=True),
+    _row("watch in one request", READ, "GET /v0/watch?topic=<0>log&topic=<1>queue", token=True),
+    _row(
+        "watch a missing topic in one request",
+        READ,
+        "GET /v0/watch?topic=<0>gone",
+        fine=404,
+        token=True,
+    ),
     _row("work", "read+write", f"GET {_QUEUE}/work?node=w", token=True),
-    _row("work nowhere", "read+write", "GET /v0/topics/<0>gone/work?node=w", fine=404, token=True),
+    _row(
+        "work on a missing queue",
+        "read+write",
+        "GET /v0/topics/<0>gone/work?node=w",
+        fine=404,
+        token=True,
+    ),
 )
 
 

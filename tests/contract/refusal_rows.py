@@ -193,7 +193,7 @@ BAD_NAMES = [
 ]
 BAD_TOPIC_NAMES = [*BAD_NAMES, "a%3Eb"]
 BAD_ROUTER_NAMES = [*BAD_NAMES, "", "%3Ea", "-%3Ea", "a-%3Eb%0A"]
-TORN_NAMES = ["a%2Fb", "a%", "a%zz", "a%2", "%2F", ".."]  # barely a valid path
+MALFORMED_NAMES = ["a%2Fb", "a%", "a%zz", "a%2", "%2F", ".."]  # may also be refused as paths
 TOPIC_CALLS = [  # of every route with a topic in its path: a request that names TOPIC
     *(("GET", "", None), ("PUT", "", {}), ("POST", "", ONE), ("DELETE", "", None)),
     *(("GET", "/leases", None), ("GET", "/work?node=w", None)),

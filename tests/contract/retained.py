@@ -74,7 +74,7 @@ def floors(api: Api, topic: str) -> dict[str, int]:
     return found
 
 
-def agrees(api: Api, topic: str, model: TopicModel) -> None:
+def assert_matches_model(api: Api, topic: str, model: TopicModel) -> None:
     """Check the state, the list and reads from every cursor against the model."""
     found = floors(api, topic)
     assert (found["head_seq"], found["earliest_seq"], found["count"]) == (
@@ -107,8 +107,8 @@ def sizes(api: Api, topic: str, *records: dict[str, Any]) -> list[int]:
     return found
 
 
-def everything(api: Api, topic: str) -> dict[str, Any]:
-    """Return everything that readers can observe of a topic and that a restart must preserve."""
+def observable_state(api: Api, topic: str) -> dict[str, Any]:
+    """Return the state of a topic that readers can observe and that a restart must preserve."""
     state = api.state(topic)
     names = (
         *("head_seq", "earliest_seq", "next_seq", "count", "bytes", "config", "epoch"),

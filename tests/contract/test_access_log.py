@@ -66,15 +66,15 @@ def test_a_stream_is_logged_when_it_ends(logged: Server, owner: Api, topic: str)
     url = session(owner, [topic])["stream_url"]
     headers = ["Accept: text/event-stream", f"X-Request-Id: stream-{topic}"]
 
-    def is_its(one: dict[str, Any]) -> bool:
+    def is_of_request(one: dict[str, Any]) -> bool:
         return bool(one["request_id"] == f"stream-{topic}")
 
     with Stream(logged.address, url, token="log-secret", headers=headers) as stream:
         while stream.event().event != CAUGHT_UP:
             pass
         time.sleep(0.05)
-        assert not [one for one in lines(logged) if is_its(one)]
-    found = line(logged, is_its)
+        assert not [one for one in lines(logged) if is_of_request(one)]
+    found = line(logged, is_of_request)
     assert (found["route"], found["status"]) == ("watch.open", 200)
     assert found["ms"] >= 50
     assert found["bytes_out"] > 1000
@@ -117,9 +117,9 @@ def test_the_audit_log_contains_only_changes_and_refusals(tmp_path: Path) -> Non
         with Api(server.address, token="log-secret") as api:
             ok(api.delete("a"))
         line(server, lambda one: one["route"] == "topic.delete")
-        told = [(one["route"], one["status"]) for one in lines(server)]
+        entries = [(one["route"], one["status"]) for one in lines(server)]
         keys = [one.get("key") for one in lines(server)]
-    assert told == [
+    assert entries == [
         ("topic.put", 201),
         ("append", 201),
         ("topic.delete_records", 200),

@@ -23,7 +23,7 @@ from topics.storage.backup_restore import NotABackup, restore
 
 pytestmark = pytest.mark.slow
 
-KEYS = "boss,reader:read+write+delete,narrow::in."
+KEYS = "admin,reader:read+write+delete,narrow::in."
 WAIT_S = 30.0
 RECEIVE_BYTES = 1 << 18
 
@@ -32,7 +32,7 @@ RECEIVE_BYTES = 1 << 18
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data = tmp_path_factory.mktemp("backup") / "data"
     with Server(data, shards=2, api_keys=KEYS, access_log="audit") as server:
-        with Api(server.address, token="boss") as api:
+        with Api(server.address, token="admin") as api:
             for number in range(4):
                 ok(api.append(f"t{number}", *range(10)), 201)
             ok(api.append("large", *("x" * 100_000 for _ in range(300))), 201)
@@ -40,19 +40,19 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def boss(own: Server) -> Iterator[Api]:
-    with Api(own.address, token="boss") as api:
+def admin(own: Server) -> Iterator[Api]:
+    with Api(own.address, token="admin") as api:
         yield api
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def raw(server: Server, token: str = "boss") -> socket.socket:
+def raw(server: Server, token: str = "admin") -> socket.socket:
     """Start a backup and read only the start of its response."""
     client = socket.socket()
     client.settimeout(WAIT_S)
@@ -66,7 +66,7 @@ def raw(server: Server, token: str = "boss") -> socket.socket:
     return client
 
 
-def is_broken_off(client: socket.socket) -> bool:
+def is_truncated(client: socket.socket) -> bool:
     """Read the rest and return whether it has neither a manifest nor the last chunk."""
     answer = bytearray()
     with client, contextlib.suppress(ConnectionResetError):
@@ -83,9 +83,9 @@ def ends(api: Api) -> dict[str, int]:
 
 
 def test_a_backup_is_a_complete_tar_of_the_acknowledged_records(
-    own: Server, boss: Api, tmp_path: Path
+    own: Server, admin: Api, tmp_path: Path
 ) -> None:
-    answer = boss.call("GET", "/v0/backup")
+    answer = admin.call("GET", "/v0/backup")
     assert (answer.status, answer.headers["content-type"]) == (200, "application/x-tar")
     assert answer.headers["transfer-encoding"] == "chunked"
     assert answer.headers["cache-control"] == "no-store, no-transform"
@@ -101,7 +101,7 @@ def test_a_backup_is_a_complete_tar_of_the_acknowledged_records(
     restore(io.BytesIO(answer.body), folder, as_new=False, with_damage=False)
     with Server(folder, shards=2) as again, Api(again.address) as api:
         for topic in ("t0", "t1", "t2", "t3", "large"):
-            assert api.read(topic) == boss.read(topic)
+            assert api.read(topic) == admin.read(topic)
 
 
 def test_a_backup_requires_the_scope_admin_and_a_key_without_prefixes(own: Server) -> None:
@@ -119,10 +119,10 @@ def test_a_backup_requires_the_scope_admin_and_a_key_without_prefixes(own: Serve
 
 @pytest.mark.parametrize("padding", [0, 300_000])  # short, and read in fragments
 def test_an_incremental_backup_lacks_the_files_that_the_client_has(
-    own: Server, boss: Api, padding: int
+    own: Server, admin: Api, padding: int
 ) -> None:
-    ok(boss.append("t0", "known"))
-    answer = boss.call("POST", "/v0/backup", {"files": []})
+    ok(admin.append("t0", "known"))
+    answer = admin.call("POST", "/v0/backup", {"files": []})
     first, runs = members_of(answer), manifest_of(answer)["runs"]
     known = []
     for name, (data, kept) in first.items():
@@ -133,16 +133,16 @@ def test_an_incremental_backup_lacks_the_files_that_the_client_has(
         identity = hashlib.sha256(run.encode() + bytes_of).hexdigest()
         known.append({"path": name, "bytes": len(data), "identity": identity})
     known.append({"path": "x" * padding, "bytes": 0, "identity": ""})
-    again = members_of(boss.call("POST", "/v0/backup", {"files": known}))
+    again = members_of(admin.call("POST", "/v0/backup", {"files": known}))
     assert not any(data for data, _ in again.values())
     assert {name: kept for name, (_, kept) in again.items()} == {
         name: len(data) for name, (data, _) in first.items()
     }
-    ok(boss.append("t0", "new"))
+    ok(admin.append("t0", "new"))
     changed = {
         name: (data, kept)
         for name, (data, kept) in members_of(
-            boss.call("POST", "/v0/backup", {"files": known})
+            admin.call("POST", "/v0/backup", {"files": known})
         ).items()
         if data
     }
@@ -153,7 +153,7 @@ def test_an_incremental_backup_lacks_the_files_that_the_client_has(
     assert len(data) < 1000
     # A log file whose known bytes differ is sent from its beginning.
     other = [each | {"identity": "0" * 64} for each in known]
-    assert members_of(boss.call("POST", "/v0/backup", {"files": other}))[name][1] == 0
+    assert members_of(admin.call("POST", "/v0/backup", {"files": other}))[name][1] == 0
 
 
 def manifest_of(answer: Answer) -> dict[str, Any]:
@@ -183,12 +183,12 @@ def members_of(answer: Answer) -> dict[str, tuple[bytes, int]]:
     return found
 
 
-def test_a_restore_refuses_an_incremental_backup(boss: Api, tmp_path: Path) -> None:
-    first = members_of(boss.call("POST", "/v0/backup"))
+def test_a_restore_refuses_an_incremental_backup(admin: Api, tmp_path: Path) -> None:
+    first = members_of(admin.call("POST", "/v0/backup"))
     meta = first["meta"][0]
     identity = hashlib.sha256(meta + meta).hexdigest()
     files = [{"path": "meta", "bytes": len(meta), "identity": identity}]
-    answer = boss.call("POST", "/v0/backup", {"files": files})
+    answer = admin.call("POST", "/v0/backup", {"files": files})
     with pytest.raises(NotABackup, match="meta is missing"):
         restore(io.BytesIO(answer.body), tmp_path / "data", as_new=False, with_damage=False)
     assert not [*tmp_path.iterdir()]
@@ -197,37 +197,37 @@ def test_a_restore_refuses_an_incremental_backup(boss: Api, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "body", [{"files": 1}, {"files": [{"path": "meta"}]}, {"files": [{"path": "x", "bytes": -1}]}]
 )
-def test_an_incremental_backup_rejects_an_invalid_body(boss: Api, body: object) -> None:
-    refused(boss.call("POST", "/v0/backup", body), 400, "invalid_request")
-    until(lambda: boss.call("GET", "/v0/backup").status == 200)
+def test_an_incremental_backup_rejects_an_invalid_body(admin: Api, body: object) -> None:
+    refused(admin.call("POST", "/v0/backup", body), 400, "invalid_request")
+    until(lambda: admin.call("GET", "/v0/backup").status == 200)
 
 
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "DELETE"])
-def test_only_get_and_post_are_allowed(boss: Api, method: str) -> None:
-    answer = boss.call(method, "/v0/backup")
+def test_only_get_and_post_are_allowed(admin: Api, method: str) -> None:
+    answer = admin.call(method, "/v0/backup")
     assert (answer.status, answer.headers["allow"]) == (405, "GET, POST")
 
 
 def test_http_1_0_is_refused_because_it_cannot_signal_an_incomplete_body(own: Server) -> None:
     with socket.create_connection(own.address, timeout=WAIT_S) as client:
-        client.sendall(b"GET /v0/backup HTTP/1.0\r\nAuthorization: Bearer boss\r\n\r\n")
+        client.sendall(b"GET /v0/backup HTTP/1.0\r\nAuthorization: Bearer admin\r\n\r\n")
         answer = http.client.HTTPResponse(client)
         answer.begin()
         assert answer.status == 400
         assert "HTTP/1.1" in json.load(answer)["error"]["message"]
 
 
-def test_one_backup_runs_at_a_time_and_a_disconnect_frees_the_slot(own: Server, boss: Api) -> None:
-    before = ends(boss)
+def test_one_backup_runs_at_a_time_and_a_disconnect_frees_the_slot(own: Server, admin: Api) -> None:
+    before = ends(admin)
     client = raw(own)
-    answer = boss.call("GET", "/v0/backup")
+    answer = admin.call("GET", "/v0/backup")
     refused(answer, 429, "throttled")
     assert answer.json()["error"]["detail"]["limit"] == "max_backups"
     assert answer.headers["retry-after"]
     client.close()
-    until(lambda: boss.call("GET", "/v0/backup").status == 200)
-    until(lambda: ends(boss)["failed"] == before["failed"] + 1)
-    until(lambda: ends(boss)["finished"] > before["finished"])
+    until(lambda: admin.call("GET", "/v0/backup").status == 200)
+    until(lambda: ends(admin)["failed"] == before["failed"] + 1)
+    until(lambda: ends(admin)["finished"] > before["finished"])
     assert own.log is not None
     audit = [
         each
@@ -257,5 +257,5 @@ def test_a_shard_crash_and_a_server_stop_abort_a_backup(tmp_path: Path) -> None:
                 server.terminate()
             else:
                 server.replace(end)
-            assert is_broken_off(client)
+            assert is_truncated(client)
         server.wait_stopped()

@@ -21,21 +21,21 @@ TOKENS = ["lease_ff"] * 1001
 class Row(NamedTuple):
     """A field with a bound, in a request to ``path`` of a topic or in a WebSocket command.
 
-    ``whole`` is a value that exceeds the bound by one, and ``code`` is the error code for it.
+    ``too_large`` is a value that exceeds the bound by one, and ``code`` is the error code for it.
     ``fields`` are the other fields of the request.
     """
 
     path: str
     field: str
-    whole: Any
+    too_large: Any
     code: str = "invalid_request"
     fields: dict[str, Any] = {}  # noqa: RUF012 - never modified
 
-    def asking(self, value: Any) -> dict[str, Any]:
-        asked = {**self.fields, self.field: value}
+    def body_with(self, value: Any) -> dict[str, Any]:
+        body = {**self.fields, self.field: value}
         if self.field == "seqs":
-            asked["lease_ids"] = TOKENS[: len(value)]
-        return asked
+            body["lease_ids"] = TOKENS[: len(value)]
+        return body
 
 
 RECORD = {"data": 1}
@@ -65,13 +65,13 @@ ROWS = [
 
 def reply_of(socket: Socket) -> Any:
     """Return the next reply to a command."""
-    while "request_id" not in (told := socket.message()):
+    while "request_id" not in (message := socket.message()):
         pass
-    return told
+    return message
 
 
 def row_id(row: Row) -> str:
-    return f"{row.path or 'append'}-{row.field}-{len(row.whole)}"
+    return f"{row.path or 'append'}-{row.field}-{len(row.too_large)}"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
@@ -79,10 +79,10 @@ def test_a_list_or_text_is_accepted_up_to_its_bound(
     row: Row, api: Api, socket: Socket, topic: str
 ) -> None:
     api.put(topic, {"type": "queue"})
-    for value, is_taken in ((row.whole[:-1], True), (row.whole, False)):
-        asked = json.loads(json.dumps(row.asking(value)).replace("TOPIC", topic))
+    for value, is_accepted in ((row.too_large[:-1], True), (row.too_large, False)):
+        body = json.loads(json.dumps(row.body_with(value)).replace("TOPIC", topic))
         if row.path in ("publish", "subscribe"):
-            socket.say(row.path, "r", topic=topic, **asked)
+            socket.say(row.path, "r", topic=topic, **body)
             answer = reply_of(socket)
             code, detail = answer.get("code"), answer.get("detail")
         else:
@@ -91,16 +91,16 @@ def test_a_list_or_text_is_accepted_up_to_its_bound(
                 "router": ("PUT", f"/v0/routers/{topic}"),
             }.get(row.path, ("POST", f"/v0/topics/{topic}{row.path}"))
             if row.path == "router":
-                asked |= {"source": topic, "dest": f"{topic}.dest"}
-            reply = api.call(method, path, asked)
-            if is_taken:
+                body |= {"source": topic, "dest": f"{topic}.dest"}
+            reply = api.call(method, path, body)
+            if is_accepted:
                 assert reply.status in (200, 201), reply
                 continue
             error = refused(reply, 400, row.code)
             code, detail = error["code"], error["detail"]
-        assert code == (None if is_taken else row.code)
-        if not is_taken and row.field != "idempotency_key":
-            assert detail["max"] == len(row.whole) - 1
+        assert code == (None if is_accepted else row.code)
+        if not is_accepted and row.field != "idempotency_key":
+            assert detail["max"] == len(row.too_large) - 1
 
 
 def test_a_tag_is_accepted_up_to_its_bound(api: Api, topic: str) -> None:
@@ -120,12 +120,12 @@ def test_a_watch_and_a_socket_have_a_bounded_number_of_topics(
         api.put(name)
     topics: dict[str, Any] = {name: {} for name in names}
     reply = api.call("POST", "/v0/watch", {"topics": topics})
-    told = socket.ask("subscribe", "r", topics=topics)
+    message = socket.ask("subscribe", "r", topics=topics)
     if members <= 256:
-        assert (reply.status, told["op"]) == (200, "subscribed")
+        assert (reply.status, message["op"]) == (200, "subscribed")
     else:
         assert refused(reply, 400, "invalid_request")["detail"]["max"] == 256
-        assert (told["code"], told["detail"]["max"]) == ("invalid_request", 256)
+        assert (message["code"], message["detail"]["max"]) == ("invalid_request", 256)
 
 
 @pytest.mark.parametrize("op", ["ping", "publish", "subscribe", "unsubscribe", "nothing"])
@@ -141,13 +141,13 @@ def test_a_request_id_is_echoed_up_to_256_bytes(
     ):
         fields = f'"op":"{op}","topic":"{topic}","records":[{{"data":1}}]'
         socket.text(f'{{{fields},"request_id":{request_id}}}')
-        told = reply_of(socket)
+        message = reply_of(socket)
         if is_echoed:
-            assert told["request_id"] == json.loads(request_id)
-            assert (told["op"] == "error") == (op == "nothing")
+            assert message["request_id"] == json.loads(request_id)
+            assert (message["op"] == "error") == (op == "nothing")
         else:
-            assert told["request_id"] is None
-            assert (told["op"], told["code"], told["detail"]["max"]) == (
+            assert message["request_id"] is None
+            assert (message["op"], message["code"], message["detail"]["max"]) == (
                 "error",
                 "invalid_request",
                 256,

@@ -146,16 +146,16 @@ def test_each_class_keeps_its_promise_over_two_restarts(stage: Stage) -> None:
 
 
 def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(stage: Stage) -> None:
-    stage.put("told", durability="ephemeral")
-    stage.write("told", 6)
+    stage.put("reported", durability="ephemeral")
+    stage.write("reported", 6)
     stage.restart()
-    state = stage.api.state("told")
+    state = stage.api.state("reported")
     head = state["head_seq"]
     assert (state["count"], state["bytes"], state["earliest_seq"]) == (0, 0, head + 1)
     if stage.end == "stop":
         assert head == 6, "the checkpoint lost the head"
     for cursor in range(6):
-        page = ok(stage.api.diff("told", from_seq=cursor, epoch=state["epoch"]))
+        page = ok(stage.api.diff("reported", from_seq=cursor, epoch=state["epoch"]))
         tombstone = page["tombstone"]
         assert tombstone["reason"] in LOSSES
         assert [tombstone[name] for name in ("gap_from", "gap_to", "earliest_seq", "head_seq")] == [
@@ -165,21 +165,21 @@ def test_the_loss_of_an_ephemeral_topic_is_reported_to_readers_that_missed_it(st
             head,
         ]
         assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], head, True)
-    assert ok(stage.api.diff("told", from_seq=head))["tombstone"] is None
-    stage.write("told", 2)
+    assert ok(stage.api.diff("reported", from_seq=head))["tombstone"] is None
+    stage.write("reported", 2)
     for cursor in (0, 3):
-        page = ok(stage.api.diff("told", from_seq=cursor))
+        page = ok(stage.api.diff("reported", from_seq=cursor))
         assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (cursor + 1, head)
         assert [record["$seq"] for record in page["records"]] == [head + 1, head + 2]
-    assert ok(stage.api.diff("told", from_seq=head))["tombstone"] is None
+    assert ok(stage.api.diff("reported", from_seq=head))["tombstone"] is None
 
 
 def test_an_ephemeral_topic_is_complete_while_the_process_runs(stage: Stage) -> None:
-    stage.put("whole", durability="ephemeral", cap_records=5)
-    stage.write("whole", 8)
-    found = stage.read("whole")
+    stage.put("complete", durability="ephemeral", cap_records=5)
+    stage.write("complete", 8)
+    found = stage.read("complete")
     assert (found.lost, [*found.data]) == ({1, 2, 3}, [4, 5, 6, 7, 8])
-    answer = ok(stage.api.call("POST", "/v0/topics/whole/delete", {"before_seq": 7}))
+    answer = ok(stage.api.call("POST", "/v0/topics/complete/delete", {"before_seq": 7}))
     assert (answer["deleted"], answer["earliest_seq"], answer["count"]) == (3, 7, 2)
 
 
@@ -275,12 +275,12 @@ def test_a_gap_between_records_is_reported_once_and_completely_to_every_reader(
     stage: Stage,
 ) -> None:
     for durability in ("disk", "ephemeral", "disk", "ephemeral", "disk"):
-        stage.put("torn", durability=durability)
-        stage.write("torn", 4)
+        stage.put("gapped", durability=durability)
+        stage.write("gapped", 4)
     stage.restart()
     # With this watch at the head, the other readers join a feed that already has a cursor.
-    with watch(stage.api, {"torn": {"tail": True}}, limit=1) as live:
-        live.read_until_caught_up(["torn"])
+    with watch(stage.api, {"gapped": {"tail": True}}, limit=1) as live:
+        live.read_until_caught_up(["gapped"])
         for limit in (1, 3, 1000):
             for cursor in range(21):
                 gaps = [
@@ -289,7 +289,7 @@ def test_a_gap_between_records_is_reported_once_and_completely_to_every_reader(
                     if last > cursor
                 ]
                 for found in (diff_gaps, watch_gaps, socket_gaps):
-                    assert found(stage.api, "torn", cursor, limit) == gaps, (
+                    assert found(stage.api, "gapped", cursor, limit) == gaps, (
                         found.__name__,
                         cursor,
                         limit,

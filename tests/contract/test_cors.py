@@ -31,7 +31,7 @@ def page(listed: Server) -> Iterator[Api]:
         yield api
 
 
-def may_be_read(answer: Answer, origin: str = APP) -> bool:
+def is_readable_by(answer: Answer, origin: str = APP) -> bool:
     fields = answer.headers
     assert "access-control-allow-credentials" not in fields
     return (
@@ -53,7 +53,7 @@ def test_a_page_of_a_listed_origin_can_read_every_response(page: Api, topic: str
     ):
         answer = page.call(method, path, body, {"Origin": APP})
         assert answer.status == status
-        assert may_be_read(answer), (path, answer.headers)
+        assert is_readable_by(answer), (path, answer.headers)
         answer = page.call(method, path, body, {"Origin": OTHER})
         assert "access-control-allow-origin" not in answer.headers
 
@@ -62,7 +62,7 @@ def test_a_page_without_a_key_can_read_the_401(listed: Server) -> None:
     with Api(listed.address) as api:
         answer = api.call("GET", "/v0/topics", None, {"Origin": APP})
         refused(answer, 401, "unauthorized")
-        assert may_be_read(answer)
+        assert is_readable_by(answer)
 
 
 def test_a_page_of_a_listed_origin_can_read_a_stream(page: Api, topic: str) -> None:
@@ -74,13 +74,13 @@ def test_a_page_of_a_listed_origin_can_read_a_stream(page: Api, topic: str) -> N
 
 
 def test_a_preflight_needs_no_key(listed: Server) -> None:
-    asked = [f"Origin: {APP}", "Access-Control-Request-Method: POST"]
+    preflight = [f"Origin: {APP}", "Access-Control-Request-Method: POST"]
     with Wire(listed.address) as wire:
         for path, status in (("/v0/topics/a", 204), ("/v0/ws", 204), ("/v0/nothing", 404)):
-            wire.send(request("OPTIONS", path, None, *asked))
+            wire.send(request("OPTIONS", path, None, *preflight))
             answer = wire.answer()
             assert answer.status == status
-            assert may_be_read(answer)
+            assert is_readable_by(answer)
         wire.send(request("OPTIONS", "/v0/topics/a", None))
         refused(wire.answer(), 401, "unauthorized")
 
@@ -98,8 +98,8 @@ def test_a_foreign_origin_opens_no_stream_and_leases_no_jobs(page: Api, topic: s
 def test_without_the_setting_responses_have_no_cors_fields_and_no_preflight_succeeds(
     api: Api, topic: str
 ) -> None:
-    asked = {"Origin": APP, "Access-Control-Request-Method": "POST"}
-    answer = api.call("OPTIONS", f"/v0/topics/{topic}", None, asked)
+    preflight = {"Origin": APP, "Access-Control-Request-Method": "POST"}
+    answer = api.call("OPTIONS", f"/v0/topics/{topic}", None, preflight)
     refused(answer, 405, "method_not_allowed")
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert "vary" not in answer.headers

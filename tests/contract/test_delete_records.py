@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from tests.contract.deleting import ODD_TAGS, TAGS, U64_MAX, erase, fill
-from tests.contract.retained import agrees, erased, everything, floors, page_of, seqs
+from tests.contract.retained import (
+    assert_matches_model,
+    erased,
+    floors,
+    observable_state,
+    page_of,
+    seqs,
+)
 from tests.support.api import Api, ok, refused
 from tests.support.model import TopicModel
 from tests.support.server import Server
@@ -52,22 +59,22 @@ BODIES: list[tuple[dict[str, Any], list[int]]] = [
 
 
 @pytest.mark.parametrize(
-    ("body", "gone"), BODIES, ids=[f"5 {json.dumps(body)}" for body, _ in BODIES]
+    ("body", "deleted_seqs"), BODIES, ids=[f"5 {json.dumps(body)}" for body, _ in BODIES]
 )
 def test_a_delete_removes_the_records_that_its_body_selects(
-    api: Api, topic: str, filled: TopicModel, body: dict[str, Any], gone: list[int]
+    api: Api, topic: str, filled: TopicModel, body: dict[str, Any], deleted_seqs: list[int]
 ) -> None:
     answer = ok(erase(api, topic, body))
-    assert filled.delete(body.get("before_seq"), body.get("match")) == len(gone)
+    assert filled.delete(body.get("before_seq"), body.get("match")) == len(deleted_seqs)
     assert answer["topic"] == topic
-    assert answer["deleted"] == len(gone)
+    assert answer["deleted"] == len(deleted_seqs)
     assert {
         name: answer[name] for name in ("head_seq", "earliest_seq", "count", "bytes")
     } == floors(api, topic)
-    agrees(api, topic, filled)
-    assert sorted({*range(1, 11)} - {*filled.live}) == gone
+    assert_matches_model(api, topic, filled)
+    assert sorted({*range(1, 11)} - {*filled.live}) == deleted_seqs
     assert erased(api, topic, **body) == 0, "the second delete found records"
-    agrees(api, topic, filled)
+    assert_matches_model(api, topic, filled)
 
 
 def test_deleted_records_no_longer_count_as_bytes(api: Api, topic: str) -> None:
@@ -126,7 +133,7 @@ def test_records_of_every_durability_class_can_be_deleted(
         answer = ok(erase(api, topic, body))
         assert answer["deleted"] == model.delete(**body)
         assert answer["performance"].get("fsync_ms", 0) == 0 or durability == "fsync"
-        agrees(api, topic, model)
+        assert_matches_model(api, topic, model)
 
 
 def test_records_of_large_writes_can_be_deleted(api: Api, topic: str) -> None:
@@ -190,11 +197,11 @@ def test_a_tag_is_matched_as_text_regardless_of_its_json_escapes(
 )
 def test_a_glob_matches_tags_that_begin_with_its_text(api: Api, topic: str, prefix: str) -> None:
     ok(api.append(topic, records=[{"data": tag, "tag": tag} for tag in ODD_TAGS]), 201)
-    gone = [tag for tag in ODD_TAGS if tag.startswith(prefix)]
+    matching_tags = [tag for tag in ODD_TAGS if tag.startswith(prefix)]
     body = json.dumps({"match": ["tag", "Glob", prefix + "*"]}, ensure_ascii=False).encode()
-    assert ok(erase(api, topic, body))["deleted"] == len(gone)
+    assert ok(erase(api, topic, body))["deleted"] == len(matching_tags)
     assert [record["data"] for record in api.read(topic)] == [
-        tag for tag in ODD_TAGS if tag not in gone
+        tag for tag in ODD_TAGS if tag not in matching_tags
     ]
 
 
@@ -255,12 +262,12 @@ def test_the_node_filter_works_in_topics_with_deleted_records(
 ) -> None:
     nodes = ["x", "y", "x", "y", None, "x", "x", "long", "y"]
     records = [
-        {"data": number, "tag": "gone" if number in (1, 3, 4, 6, 9) else "kept"}
-        | ({"node": who} if who else {})
-        for number, who in enumerate(nodes, 1)
+        {"data": number, "tag": "deleted" if number in (1, 3, 4, 6, 9) else "kept"}
+        | ({"node": sender} if sender else {})
+        for number, sender in enumerate(nodes, 1)
     ]
     ok(api.append(topic, records=records), 201)
-    assert erased(api, topic, match="gone") == 5
+    assert erased(api, topic, match="deleted") == 5
     assert read_all(api, topic, node=node, limit=limit) == seen
 
 
@@ -293,7 +300,7 @@ def test_a_delete_removes_earlier_records_and_never_later_ones(
     while len(acknowledged) < 50:
         done.wait(0.005)
     known = list(acknowledged)
-    gone = ok(erase(api, topic, {"match": "x"}))
+    deletion = ok(erase(api, topic, {"match": "x"}))
     deleted.set()
     while len(sent_after) < 20:
         done.wait(0.005)
@@ -305,10 +312,10 @@ def test_a_delete_removes_earlier_records_and_never_later_ones(
     assert sent_after <= left
     # The head advances while the delete becomes durable. The delete removes all records up to the
     # head at its start.
-    assert sorted(left) == list(range(gone["deleted"] + 1, max(acknowledged) + 1)), (
+    assert sorted(left) == list(range(deletion["deleted"] + 1, max(acknowledged) + 1)), (
         "the remaining seqs are not one range up to the head"
     )
-    assert max(known) <= gone["deleted"] <= gone["head_seq"]
+    assert max(known) <= deletion["deleted"] <= deletion["head_seq"]
 
 
 SMALL_LOG = 64 << 10
@@ -358,7 +365,7 @@ def restarted(
     with Server(path, shards=1, wal_file_bytes=SMALL_LOG) as server:
         with Api(server.address) as api:
             before = {
-                name: everything(api, name)
+                name: observable_state(api, name)
                 for name in [*_scenes(api, "fsync"), *_scenes(api, "disk")]
             }
         server.restart(request.param)
@@ -371,7 +378,7 @@ def test_deletes_survive_a_restart_and_more_records_can_be_deleted_after_it(
 ) -> None:
     server, before = restarted
     with Api(server.address) as api:
-        assert {name: everything(api, name) for name in before} == before
+        assert {name: observable_state(api, name) for name in before} == before
         for durability in ("fsync", "disk"):
             for body in ({"match": "a"}, {"match": ["tag", "Glob", "a*"]}):
                 assert erased(api, f"{durability}.glob", **body) == 0
@@ -381,6 +388,6 @@ def test_deletes_survive_a_restart_and_more_records_can_be_deleted_after_it(
             assert erased(api, f"{durability}.front", before_seq=30) == 10
             assert ok(api.append(f"{durability}.all", "again", idempotency_key="k3"))["seqs"] == [3]
             assert ok(api.append(f"{durability}.all", "new"))["seqs"] == [11]
-        after = {name: everything(api, name) for name in before}
+        after = {name: observable_state(api, name) for name in before}
     with server.again("kill") as api:
-        assert {name: everything(api, name) for name in after} == after
+        assert {name: observable_state(api, name) for name in after} == after

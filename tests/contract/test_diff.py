@@ -106,9 +106,9 @@ def test_tags_are_included_on_request_and_meta_can_be_omitted(
     api: Api, topic: str, include_tags: bool | None, include_meta: bool | None
 ) -> None:
     ok(api.append(topic, records=[{"data": 1, "tag": "t", "meta": {"m": 1}}, {"data": 2}]), 201)
-    asked = {"include_tags": include_tags, "include_meta": include_meta}
+    options = {"include_tags": include_tags, "include_meta": include_meta}
     full, bare = ok(
-        api.diff(topic, **{name: value for name, value in asked.items() if value is not None})
+        api.diff(topic, **{name: value for name, value in options.items() if value is not None})
     )["records"]
     assert full.get("$tag") == ("t" if include_tags else None)
     assert full.get("meta") == ({"m": 1} if include_meta is not False else None)
@@ -326,6 +326,6 @@ def test_a_diff_skips_all_filtered_records_with_any_wait_ms(
     ok(api.put(topic), 201)
     for _ in range(6):
         ok(api.append(topic, *[0] * 1000, node="me"))
-    asked = {} if wait_ms is None else {"wait_ms": wait_ms}
-    page = ok(api.diff(topic, from_seq=0, node="me", **asked))
+    options = {} if wait_ms is None else {"wait_ms": wait_ms}
+    page = ok(api.diff(topic, from_seq=0, node="me", **options))
     assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], 6000, True)

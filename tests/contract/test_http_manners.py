@@ -39,7 +39,7 @@ OWN: Final = (b"date", b"x-request-id", b"content-length", b"retry-after")
 
 APP, ADMIN_KEY = "https://app.example", "Authorization: Bearer boss"
 EVENTS: Final = b"text/event-stream"
-WAYS: Final = ((ADMIN_KEY,), (ADMIN_KEY, "Accept-Encoding: gzip", f"Origin: {APP}"))
+HEADER_SETS: Final = ((ADMIN_KEY,), (ADMIN_KEY, "Accept-Encoding: gzip", f"Origin: {APP}"))
 SETTINGS: Final = {"api_keys": "boss,reader:read", "cors_origins": APP, "max_routers": 2}
 SHAKE: Final = (
     *("Upgrade: websocket", "Connection: Upgrade"),
@@ -47,7 +47,7 @@ SHAKE: Final = (
 )
 
 
-class Ask(NamedTuple):
+class RequestCase(NamedTuple):
     """A request. An Authorization field in ``fields`` replaces the key."""
 
     method: str
@@ -55,17 +55,17 @@ class Ask(NamedTuple):
     body: Any = None
     fields: tuple[str, ...] = ()
 
-    def wire(self, way: tuple[str, ...], wid: str) -> bytes:
+    def wire(self, headers: tuple[str, ...], wid: str) -> bytes:
         is_other = any(field.startswith("Authorization") for field in self.fields)
         raw = None if self.body is None else json.dumps(self.body).encode()
         target = self.target.replace(":wid", wid)
-        return request(self.method, target, raw, *way[is_other:], *self.fields)
+        return request(self.method, target, raw, *headers[is_other:], *self.fields)
 
 
 class Exchange(NamedTuple):
     """A response and the bytes of its request. ``at`` is its time in Unix seconds."""
 
-    ask: Ask
+    case: RequestCase
     wire: bytes
     line: bytes
     fields: list[tuple[bytes, bytes]]
@@ -84,7 +84,7 @@ class Exchange(NamedTuple):
         return [value for found, value in self.fields if found == name]
 
     def __str__(self) -> str:
-        return f"{self.ask.method} {self.ask.target}: {self.line.decode()}"
+        return f"{self.case.method} {self.case.target}: {self.line.decode()}"
 
 
 BODIES: Final = {
@@ -93,61 +93,61 @@ BODIES: Final = {
     if row.method != "WS"
 }
 RECORDS: Final = {"records": [{"data": "x" * 2000}] * 2}
-MADE: Final = (
-    Ask("PUT", "/v0/topics/queue", {"type": "queue"}),
-    Ask("PUT", "/v0/topics/more"),  # a list of four topics is long enough to be compressed
-    Ask("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}),
-    Ask("POST", "/v0/topics/log", RECORDS),
-    Ask("POST", "/v0/topics/queue", RECORDS),
-    Ask("PUT", "/v0/routers/log", BODIES["router.put"]),
-    Ask("PUT", "/v0/routers/a-%3Eb", {"source": "log", "dest": "y"}),
+SETUP: Final = (
+    RequestCase("PUT", "/v0/topics/queue", {"type": "queue"}),
+    RequestCase("PUT", "/v0/topics/more"),  # a list of four topics is long enough to be compressed
+    RequestCase("PUT", "/v0/topics/small", {"cap_records": 1, "discard": "reject"}),
+    RequestCase("POST", "/v0/topics/log", RECORDS),
+    RequestCase("POST", "/v0/topics/queue", RECORDS),
+    RequestCase("PUT", "/v0/routers/log", BODIES["router.put"]),
+    RequestCase("PUT", "/v0/routers/a-%3Eb", {"source": "log", "dest": "y"}),
 )
 REFUSED: Final = {
-    "invalid_request": Ask("GET", "/v0/topics?page_size=x"),
-    "batch_too_large": Ask("POST", "/v0/topics/log", {"records": [{"data": 1}] * 10_001}),
-    "record_too_large": Ask(
+    "invalid_request": RequestCase("GET", "/v0/topics?page_size=x"),
+    "batch_too_large": RequestCase("POST", "/v0/topics/log", {"records": [{"data": 1}] * 10_001}),
+    "record_too_large": RequestCase(
         *("POST", "/v0/topics/log"), {"records": [{"data": 1, "meta": {"k": "x" * 17_000}}]}
     ),
-    "unauthorized": Ask("GET", "/v0/topics", None, ("Authorization: Bearer nobody",)),
-    "forbidden": Ask("DELETE", "/v0/topics/log", None, ("Authorization: Bearer reader",)),
-    "not_found": Ask("GET", "/v0/nothing"),
-    "topic_not_found": Ask("GET", "/v0/topics/none"),
-    "router_not_found": Ask("GET", "/v0/routers/none"),
-    "method_not_allowed": Ask("PATCH", "/v0/topics/log"),
-    "not_acceptable": Ask("GET", "/v0/watch?topic=log", None, ("Accept: text/html",)),
-    "topic_exists_incompatible": Ask("PUT", "/v0/topics/log", {"type": "queue"}),
-    "router_cycle": Ask("PUT", "/v0/routers/back", {"source": "x", "dest": "new"}),
-    "topic_not_empty": Ask("DELETE", "/v0/topics/log?if_empty=true"),
-    "not_a_queue": Ask("POST", "/v0/topics/log/claim", {"node": "w"}),
-    "payload_too_large": Ask("POST", "/v0/topics/log/diff", {"unknown": "x" * 200_000}),
-    "unsupported_media_type": Ask("PUT", "/v0/topics/log", {}, ("Content-Encoding: br",)),
-    "topic_full": Ask("POST", "/v0/topics/small", RECORDS),
-    "upgrade_required": Ask("GET", "/v0/ws"),
-    "throttled": Ask("PUT", "/v0/routers/third", {"source": "log", "dest": "z"}),
+    "unauthorized": RequestCase("GET", "/v0/topics", None, ("Authorization: Bearer nobody",)),
+    "forbidden": RequestCase("DELETE", "/v0/topics/log", None, ("Authorization: Bearer reader",)),
+    "not_found": RequestCase("GET", "/v0/nothing"),
+    "topic_not_found": RequestCase("GET", "/v0/topics/none"),
+    "router_not_found": RequestCase("GET", "/v0/routers/none"),
+    "method_not_allowed": RequestCase("PATCH", "/v0/topics/log"),
+    "not_acceptable": RequestCase("GET", "/v0/watch?topic=log", None, ("Accept: text/html",)),
+    "topic_exists_incompatible": RequestCase("PUT", "/v0/topics/log", {"type": "queue"}),
+    "router_cycle": RequestCase("PUT", "/v0/routers/back", {"source": "x", "dest": "new"}),
+    "topic_not_empty": RequestCase("DELETE", "/v0/topics/log?if_empty=true"),
+    "not_a_queue": RequestCase("POST", "/v0/topics/log/claim", {"node": "w"}),
+    "payload_too_large": RequestCase("POST", "/v0/topics/log/diff", {"unknown": "x" * 200_000}),
+    "unsupported_media_type": RequestCase("PUT", "/v0/topics/log", {}, ("Content-Encoding: br",)),
+    "topic_full": RequestCase("POST", "/v0/topics/small", RECORDS),
+    "upgrade_required": RequestCase("GET", "/v0/ws"),
+    "throttled": RequestCase("PUT", "/v0/routers/third", {"source": "log", "dest": "z"}),
 }
 OTHERS: Final = (
-    Ask("GET", "/v0/openapi.json", None, ("If-None-Match: *",)),
-    Ask("OPTIONS", "/v0/topics/log", None, ("Access-Control-Request-Method: PUT",)),
-    Ask("GET", "/v0/topics", None, ("Connection: close",)),
-    Ask("GET", "no HTTP"),
+    RequestCase("GET", "/v0/openapi.json", None, ("If-None-Match: *",)),
+    RequestCase("OPTIONS", "/v0/topics/log", None, ("Access-Control-Request-Method: PUT",)),
+    RequestCase("GET", "/v0/topics", None, ("Connection: close",)),
+    RequestCase("GET", "no HTTP"),
 )
-GONE: Final = (
+DELETES: Final = (
     *(
-        Ask("DELETE", f"/v0/topics/{name}")
+        RequestCase("DELETE", f"/v0/topics/{name}")
         for name in ("log", "queue", "more", "small", "new", "x", "y")
     ),
-    *(Ask("DELETE", f"/v0/routers/{name}") for name in ("log", "a-%3Eb")),
+    *(RequestCase("DELETE", f"/v0/routers/{name}") for name in ("log", "a-%3Eb")),
 )
-POLL: Final = Ask("POST", "/v0/topics/idle/diff", {"wait_ms": 30_000})
+POLL: Final = RequestCase("POST", "/v0/topics/idle/diff", {"wait_ms": 30_000})
 
 
-def of_routes(*methods: str) -> Iterator[Ask]:
+def of_routes(*methods: str) -> Iterator[RequestCase]:
     """Yield a request for each route. HEAD is sent to every route with GET, including streams."""
     for method in methods:
         for route in ROUTES:
             if method in (route.method, {"GET": "HEAD"}.get(route.method)):
                 fields = SHAKE if route.name == "ws" else ()
-                yield Ask(method, target_of(route), BODIES.get(route.name), fields)
+                yield RequestCase(method, target_of(route), BODIES.get(route.name), fields)
 
 
 def target_of(route: Route) -> str:
@@ -158,32 +158,32 @@ def target_of(route: Route) -> str:
     return "?".join([path, *(f"{name}=log" for name in needed)])
 
 
-ASKED: Final = (
-    *MADE,
+CASES: Final = (
+    *SETUP,
     *of_routes("PUT", "POST", "GET", "HEAD"),
     *REFUSED.values(),
-    *(ask._replace(method="HEAD") for ask in REFUSED.values() if ask.method == "GET"),
+    *(case._replace(method="HEAD") for case in REFUSED.values() if case.method == "GET"),
     *OTHERS,
     *of_routes("DELETE"),
-    *GONE,
+    *DELETES,
 )
 
 
 class RawWire(Wire):
     """A connection that returns the bytes of responses unchanged."""
 
-    def said(self, ask: Ask, wire: bytes) -> Exchange:
+    def read_response(self, case: RequestCase, wire: bytes) -> Exchange:
         """Read the response. Of an endless one, read only the bytes received with its head."""
         line, fields = parsed(self._until(b"\r\n\r\n"))
         at, known = time.time(), dict(fields)
-        if known.get(b"content-type", b"").startswith(EVENTS) and ask.method == "GET":
+        if known.get(b"content-type", b"").startswith(EVENTS) and case.method == "GET":
             body = Unchunk().feed(self._take(len(self._buffer)))
         elif known.get(b"transfer-encoding") == b"chunked":
             body = self._chunks()
         else:
-            has_none = ask.method == "HEAD" or b"content-length" not in known
+            has_none = case.method == "HEAD" or b"content-length" not in known
             body = self._take(len(self._buffer) if has_none else int(known[b"content-length"]))
-        return Exchange(ask, wire, line, fields, body, at)
+        return Exchange(case, wire, line, fields, body, at)
 
 
 def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
@@ -196,15 +196,15 @@ def parsed(head: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
 def conversation(folder: Path) -> Iterator[Exchange]:
     """Yield the responses to all requests, then those of long polls that a crash and a stop end."""
     with Server(folder, shards=1, drain_ms=1000, **SETTINGS) as server:
-        for way in WAYS:
+        for headers in HEADER_SETS:
             wid = ""
-            for ask in ASKED:
+            for case in CASES:
                 with RawWire(server.address) as wire:
-                    wire.send(asked := ask.wire(way, wid))
-                    said = wire.said(ask, asked)
-                yield said
-                if (ask.method, ask.target) == ("POST", "/v0/watch"):
-                    wid = json.loads(said.body)["wid"]
+                    wire.send(sent := case.wire(headers, wid))
+                    exchange = wire.read_response(case, sent)
+                yield exchange
+                if (case.method, case.target) == ("POST", "/v0/watch"):
+                    wid = json.loads(exchange.body)["wid"]
         ends: list[Callable[[], None]] = [
             lambda: kill_one(server.roles()["shard 0"]),
             server.terminate,
@@ -213,90 +213,95 @@ def conversation(folder: Path) -> Iterator[Exchange]:
             server.wait_ready()
             with Api(server.address, token="boss") as api, RawWire(server.address) as wire:
                 api.put("idle")
-                wire.send(asked := POLL.wire(WAYS[0], ""))
+                wire.send(sent := POLL.wire(HEADER_SETS[0], ""))
                 reached(api, "idle")
                 end()
-                yield wire.said(POLL, asked)
+                yield wire.read_response(POLL, sent)
         server.wait_stopped()
 
 
-def head_of(said: Exchange) -> list[tuple[bytes, bytes]]:
+def head_of(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     """Return the fields in order, without values that differ between equal requests."""
-    return [(name, b"" if name in OWN else value) for name, value in said.fields]
+    return [(name, b"" if name in OWN else value) for name, value in exchange.fields]
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[Exchange]:
+def exchanges(tmp_path_factory: pytest.TempPathFactory) -> list[Exchange]:
     """All responses of the server."""
     return [*conversation(tmp_path_factory.mktemp("manners"))]
 
 
-def notes(said: Exchange) -> list[str]:
+def notes(exchange: Exchange) -> list[str]:
     """Return the linter's findings for a response."""
-    line, fields = parsed(said.wire)
+    line, fields = parsed(exchange.wire)
     method, target, version = line.split(b" ")[0], *line.split(b" ", 1)[1].rsplit(b" ", 1)
-    asked, found = HttpRequestLinter(), HttpResponseLinter()
-    asked.process_request_topline(method, target, version.removeprefix(b"HTTP/"))
-    asked.process_headers(fields)
-    found.request = asked
-    found.is_head_response = said.ask.method == "HEAD"
-    version, status, phrase = said.line.split(b" ", 2)
+    sent, found = HttpRequestLinter(), HttpResponseLinter()
+    sent.process_request_topline(method, target, version.removeprefix(b"HTTP/"))
+    sent.process_headers(fields)
+    found.request = sent
+    found.is_head_response = exchange.case.method == "HEAD"
+    version, status, phrase = exchange.line.split(b" ", 2)
     found.process_response_topline(version.removeprefix(b"HTTP/"), status, phrase)
-    found.process_headers(said.fields)
-    found.feed_content(said.body)
+    found.process_headers(exchange.fields)
+    found.feed_content(exchange.body)
     found.finish_content(complete=True)
     return [
-        f"{said}: {note.level.value}: {note.summary}"
+        f"{exchange}: {note.level.value}: {note.summary}"
         for each in found.notes
         for note in (each, *each.subnotes)
         if note.level in (levels.WARN, levels.BAD) and type(note).__name__ not in EXCUSED
     ]
 
 
-def test_the_linter_finds_no_problem_in_any_response(said: list[Exchange]) -> None:
-    assert [note for each in said for note in notes(each)] == []
+def test_the_linter_finds_no_problem_in_any_response(exchanges: list[Exchange]) -> None:
+    assert [note for each in exchanges for note in notes(each)] == []
 
 
-def test_every_route_and_every_error_code_was_covered(said: list[Exchange]) -> None:
-    done = {(each.ask.method, each.ask.target) for each in said if each.status < 300}
+def test_every_route_and_every_error_code_was_covered(exchanges: list[Exchange]) -> None:
+    done = {(each.case.method, each.case.target) for each in exchanges if each.status < 300}
     assert {(method, target_of(route)) for route in ROUTES for method in route.methods} <= done
-    codes = {each.code for each in said if each.status >= 400 and each.body}
+    codes = {each.code for each in exchanges if each.status >= 400 and each.body}
     assert codes == {kind.code for kind in STATUS} - {"internal"}
-    for each in said:
-        for code, ask in REFUSED.items():
-            assert each.ask != ask or each.code == code, each
+    for each in exchanges:
+        for code, case in REFUSED.items():
+            assert each.case != case or each.code == code, each
 
 
-def test_every_response_has_a_date_and_forbids_caching(said: list[Exchange]) -> None:
-    for each in said:
+def test_every_response_has_a_date_and_forbids_caching(exchanges: list[Exchange]) -> None:
+    for each in exchanges:
         (date,) = each.values(b"date")
         at = parsedate_to_datetime(date.decode()).timestamp()
         assert each.at - SLACK_S < at <= each.at, each
         (control,) = each.values(b"cache-control")
-        is_kept = each.status in (200, 304) and each.ask.target.startswith(FILES)
+        is_kept = each.status in (200, 304) and each.case.target.startswith(FILES)
         assert control.split(b", ")[0] == (b"no-cache" if is_kept else b"no-store"), each
 
 
-def test_the_location_of_a_201_is_the_created_resource(said: list[Exchange]) -> None:
-    made = {each.ask.target for each in said if each.status == 201}
-    assert made >= {"/v0/topics/queue", "/v0/topics/log", "/v0/routers/log", "/v0/routers/a-%3Eb"}
-    for each in said:
-        told = [each.ask.target.encode()] if each.status == 201 else []
-        assert each.values(b"location") == told, each
+def test_the_location_of_a_201_is_the_created_resource(exchanges: list[Exchange]) -> None:
+    created = {each.case.target for each in exchanges if each.status == 201}
+    assert created >= {
+        "/v0/topics/queue",
+        "/v0/topics/log",
+        "/v0/routers/log",
+        "/v0/routers/a-%3Eb",
+    }
+    for each in exchanges:
+        expected = [each.case.target.encode()] if each.status == 201 else []
+        assert each.values(b"location") == expected, each
 
 
-def test_head_returns_the_fields_of_get(said: list[Exchange]) -> None:
+def test_head_returns_the_fields_of_get(exchanges: list[Exchange]) -> None:
     """For a stream, HEAD gets 405 with the allowed methods."""
     streams = {target_of(route).partition("?")[0] for route in ROUTES if route.streams}
-    for start in (0, len(ASKED)):
+    for start in (0, len(CASES)):
         gets: dict[Any, Exchange] = {}
-        for each in said[start : start + len(ASKED)]:
-            if each.ask.method == "GET":
-                gets[each.ask] = each
-            elif each.ask.method == "HEAD":
+        for each in exchanges[start : start + len(CASES)]:
+            if each.case.method == "GET":
+                gets[each.case] = each
+            elif each.case.method == "HEAD":
                 assert each.body == b"", each
-                get = gets[each.ask._replace(method="GET")]
-                if each.ask.target.partition("?")[0] in streams:
+                get = gets[each.case._replace(method="GET")]
+                if each.case.target.partition("?")[0] in streams:
                     (allowed,) = each.values(b"allow")
                     assert each.status == 405, each
                     assert {*allowed.split(b", ")} & {b"GET", b"HEAD"} == {b"GET"}, each
@@ -306,8 +311,8 @@ def test_head_returns_the_fields_of_get(said: list[Exchange]) -> None:
 
 async def test_the_linter_finds_no_problem_in_the_response_to_a_bug() -> None:
     """No request makes a real server return the code ``internal``, so this test raises an error."""
-    ask = Ask("GET", "/v0/topics/bug")
-    wire = ask.wire((), "")
+    case = RequestCase("GET", "/v0/topics/bug")
+    wire = case.wire((), "")
     async with running() as run:
         client = await run.connect()
         await client.send(wire)
@@ -315,6 +320,6 @@ async def test_the_linter_finds_no_problem_in_the_response_to_a_bug() -> None:
             answer = await client.stream.receive_some()
     line, fields = parsed(answer)
     body = answer.partition(b"\r\n\r\n")[2]
-    said = Exchange(ask, wire, line, fields, body, time.time())
-    assert (said.code, said.values(b"cache-control")) == ("internal", [b"no-store"])
-    assert notes(said) == []
+    exchange = Exchange(case, wire, line, fields, body, time.time())
+    assert (exchange.code, exchange.values(b"cache-control")) == ("internal", [b"no-store"])
+    assert notes(exchange) == []

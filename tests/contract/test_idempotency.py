@@ -113,7 +113,7 @@ def test_a_window_of_0_stores_no_keys(api: Api, topic: str) -> None:
 def test_a_key_is_kept_exactly_for_its_window(api: Api, topic: str) -> None:
     window_ms = 2000
     ok(api.put(topic, {"idempotency_window_ms": window_ms}), 201)
-    asked = time.monotonic()
+    requested_at = time.monotonic()
     ok(api.append(topic, 1, idempotency_key="k"))
     answered = time.monotonic()
     while True:  # duplicates do not extend the window
@@ -123,13 +123,15 @@ def test_a_key_is_kept_exactly_for_its_window(api: Api, topic: str) -> None:
             break
         assert (sent - answered) * 1000 < window_ms + 2000, "the key outlived its window"
         time.sleep(0.05)
-    assert (time.monotonic() - asked) * 1000 >= window_ms - 50, (
+    assert (time.monotonic() - requested_at) * 1000 >= window_ms - 50, (
         "the key was dropped before its window ended"
     )
     assert again["seqs"] == [2]
 
 
-def at_once(server: Server, count: int, ask: Callable[[Api, int], Answer]) -> list[Answer]:
+def send_concurrently(
+    server: Server, count: int, call: Callable[[Api, int], Answer]
+) -> list[Answer]:
     """Send a request from ``count`` clients at the same moment."""
     # The timeout is for clients that fail before they reach the barrier.
     barrier = threading.Barrier(count, timeout=30)
@@ -138,7 +140,7 @@ def at_once(server: Server, count: int, ask: Callable[[Api, int], Answer]) -> li
         with Api(server.address) as api:
             ok(api.listing(page_size=1))  # establish the connection
             barrier.wait()
-            return ask(api, number)
+            return call(api, number)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(client, range(count)))
@@ -149,7 +151,7 @@ def test_concurrent_duplicates_append_once(
     server: Server, api: Api, topic: str, durability: str
 ) -> None:
     ok(api.put(topic, {"durability": durability}), 201)
-    answers = at_once(
+    answers = send_concurrently(
         server, 20, lambda api, number: api.append(topic, number, number, idempotency_key="k")
     )
     bodies = [ok(answer) for answer in answers]
@@ -159,7 +161,7 @@ def test_concurrent_duplicates_append_once(
 
 
 def test_concurrent_duplicates_create_once(server: Server, api: Api, topic: str) -> None:
-    answers = at_once(
+    answers = send_concurrently(
         server, 20, lambda api, number: api.append(topic, number, idempotency_key="k")
     )
     assert sorted(answer.status for answer in answers) == [200] * 19 + [201]
@@ -170,7 +172,7 @@ def test_concurrent_duplicates_create_once(server: Server, api: Api, topic: str)
 
 
 def test_concurrent_batches_get_consecutive_seqs(server: Server, api: Api, topic: str) -> None:
-    answers = at_once(server, 16, lambda api, number: api.append(topic, *[number] * 10))
+    answers = send_concurrently(server, 16, lambda api, number: api.append(topic, *[number] * 10))
     batches = sorted(answer.json()["seqs"] for answer in answers)
     assert [seq for batch in batches for seq in batch] == list(range(1, 161))
     writers = {record["$seq"]: record["data"] for record in api.read(topic)}

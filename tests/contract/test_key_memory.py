@@ -31,13 +31,13 @@ def present_runs(pid: int) -> Iterator[tuple[int, int]]:
             if "w" not in mode:
                 continue
             pagemap.seek(start // PAGE * 8)
-            words = pagemap.read((end - start) // PAGE * 8)
+            entries = pagemap.read((end - start) // PAGE * 8)
             run = None
-            for number, (word,) in enumerate(struct.iter_unpack("<Q", words)):
+            for number, (entry,) in enumerate(struct.iter_unpack("<Q", entries)):
                 at = start + number * PAGE
-                if word & PRESENT and run is None:
+                if entry & PRESENT and run is None:
                     run = at
-                elif not word & PRESENT and run is not None:
+                elif not entry & PRESENT and run is not None:
                     yield run, at
                     run = None
             if run is not None:
@@ -60,7 +60,9 @@ def secrets_of(server: Server) -> dict[str, set[bytes]]:
     return {name: found for name, pid in processes.items() if (found := secrets_in(pid))}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into a server that has keys")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root may read the memory of a server that has keys"
+)
 def test_no_process_keeps_a_secret_of_the_environment_or_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("other:r\ncorrect-horse-file-staple:r\n# correct-horse-comment-staple\n")

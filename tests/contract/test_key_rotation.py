@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_backup import is_broken_off, raw
+from tests.contract.test_backup import is_truncated, raw
 from tests.support.api import SLACK_S, Answer, Api, ok, refused
 from tests.support.queues import Queue, Work
 from tests.support.server import Server
@@ -42,10 +42,10 @@ class Rotation:
         """
         probe = f"probe-{next(self._numbers)}"
         self.file.write_text("\n".join([*entries, f"{probe}:rw"]))
-        self.hang_up("keys reloaded")
-        self.becomes(probe, 200)
+        self.reload("keys reloaded")
+        self.wait_for_status(probe, 200)
 
-    def hang_up(self, event: str) -> dict[str, Any]:
+    def reload(self, event: str) -> dict[str, Any]:
         """Make the server read the file again, and return the log line with the result."""
         seen = len(self.events(event))
         os.kill(self.server.pid, signal.SIGHUP)
@@ -62,7 +62,7 @@ class Rotation:
     def api(self, token: str) -> Api:
         return Api(self.server.address, token=token)
 
-    def becomes(self, token: str, status: int) -> None:
+    def wait_for_status(self, token: str, status: int) -> None:
         """Append with the key until the response has this status."""
         deadline = time.monotonic() + WITHIN_S + SLACK_S
         with self.api(token) as api:
@@ -100,16 +100,16 @@ def test_new_keys_work_and_removed_ones_get_401(rotation: Rotation) -> None:
         ok(fixed.append("a", 1))
 
 
-Three = tuple[Stream, Work, Socket]
+Streams = tuple[Stream, Work, Socket]
 
 
 @pytest.fixture
-def begin(rotation: Rotation) -> Iterator[Callable[[str], Three]]:
+def open_streams(rotation: Rotation) -> Iterator[Callable[[str], Streams]]:
     """Return a function that opens one stream of each kind with a key."""
     address = rotation.server.address
     with ExitStack() as opened:
 
-        def begin(token: str) -> Three:
+        def open_streams(token: str) -> Streams:
             api = opened.enter_context(rotation.api(token))
             watched = Stream(address, session(api, ["a"])["stream_url"], token=token)
             worked = Work(Queue(api, "q"), "w", token=token)
@@ -118,46 +118,46 @@ def begin(rotation: Rotation) -> Iterator[Callable[[str], Three]]:
                 opened.enter_context(stream)
             return watched, worked, socket
 
-        yield begin
+        yield open_streams
 
 
-def has_ended(three: Three, message: str) -> None:
-    for stream in three[:2]:
+def assert_ended(streams: Streams, message: str) -> None:
+    for stream in streams[:2]:
         *_, last = stream.events()
         assert (last.event, last.json()) == (ERROR, {"code": 401, "error": message})
-    told = three[2].message("error")
-    assert (told["code"], told["message"]) == ("unauthorized", message)
-    assert three[2].closed() == 1008
+    error = streams[2].message("error")
+    assert (error["code"], error["message"]) == ("unauthorized", message)
+    assert streams[2].closed() == 1008
 
 
-def goes_on(three: Three, api: Api) -> None:
+def assert_continues(streams: Streams, api: Api) -> None:
     ok(api.append("a", "still here"))
     Queue(api, "q").push("work")
-    while '"still here"' not in (three[0].event().data or ""):
+    while '"still here"' not in (streams[0].event().data or ""):
         pass
-    assert three[1].jobs(1)[0]["data"] == "work"
-    assert three[2].ask("ping", "1")["op"] == "pong"
+    assert streams[1].jobs(1)[0]["data"] == "work"
+    assert streams[2].ask("ping", "1")["op"] == "pong"
 
 
 def test_streams_of_removed_and_changed_keys_end_within_a_second_and_others_continue(
-    rotation: Rotation, begin: Callable[[str], Three]
+    rotation: Rotation, open_streams: Callable[[str], Streams]
 ) -> None:
-    rotation.replace("goes", "changes:rw")
-    goes, changes, stays = [begin(token) for token in ("goes", "changes", FIXED)]
+    rotation.replace("removed", "changed:rw")
+    removed, changed, unchanged = [open_streams(token) for token in ("removed", "changed", FIXED)]
     os.kill(rotation.server.pid, signal.SIGHUP)  # two concurrent signals have the effect of one
     began = time.monotonic()
-    rotation.replace("changes:r")
-    has_ended(goes, "this key was removed")
-    has_ended(changes, "the rights of this key have changed")
+    rotation.replace("changed:r")
+    assert_ended(removed, "this key was removed")
+    assert_ended(changed, "the rights of this key have changed")
     assert time.monotonic() - began < WITHIN_S + SLACK_S
     with rotation.api(FIXED) as api:
-        goes_on(stays, api)
-    rotation.replace("goes", "changes:rw")
-    begin("goes")  # the slots of the three closed streams are free again
+        assert_continues(unchanged, api)
+    rotation.replace("removed", "changed:rw")
+    open_streams("removed")  # the slots of the three closed streams are free again
 
 
 def test_waiting_calls_of_removed_keys_end_with_401(rotation: Rotation) -> None:
-    rotation.replace("goes", "stays")
+    rotation.replace("removed", "unchanged")
 
     with rotation.api(FIXED) as api:
         head = api.state("a")["head_seq"]
@@ -167,17 +167,17 @@ def test_waiting_calls_of_removed_keys_end_with_401(rotation: Rotation) -> None:
             return api.diff("a", from_seq=head, wait_ms=15_000)
 
     def claim() -> Answer:
-        with rotation.api("goes") as api:
+        with rotation.api("removed") as api:
             return api.call("POST", "/v0/topics/idle/claim", {"node": "w", "wait_ms": 15_000})
 
     with ThreadPoolExecutor() as pool:
-        ends = [pool.submit(poll, "goes"), pool.submit(claim)]
-        stays = pool.submit(poll, "stays")
+        ends = [pool.submit(poll, "removed"), pool.submit(claim)]
+        unchanged = pool.submit(poll, "unchanged")
         time.sleep(0.3)  # no response shows that a call waits
-        rotation.replace("stays")
+        rotation.replace("unchanged")
         for end in ends:
             refused(end.result(WITHIN_S + SLACK_S), 401, "unauthorized")
-        assert ok(stays.result(SLACK_S))["records"], "the probe appended no record"
+        assert ok(unchanged.result(SLACK_S))["records"], "the probe appended no record"
 
 
 @pytest.mark.parametrize("content", [None, "", "hunter2:fly", "first\nfirst:r", f"{FIXED}:r"])
@@ -187,10 +187,10 @@ def test_an_invalid_file_changes_nothing(rotation: Rotation, content: str | None
         rotation.file.unlink()
     else:
         rotation.file.write_text(content)
-    told = rotation.hang_up("keys not reloaded")
-    assert told["level"] == "error"
-    rotation.becomes("first", 200)
-    rotation.becomes(FIXED, 200)
+    entry = rotation.reload("keys not reloaded")
+    assert entry["level"] == "error"
+    rotation.wait_for_status("first", 200)
+    rotation.wait_for_status(FIXED, 200)
     assert "hunter2" not in rotation.server.logged
 
 
@@ -204,13 +204,13 @@ def test_the_file_may_be_a_link_into_a_folder_that_is_replaced(rotation: Rotatio
     (home / "link").symlink_to("now/keys")
     (home / "link").replace(rotation.file)
     try:
-        rotation.hang_up("keys reloaded")
-        rotation.becomes("link-one", 200)
+        rotation.reload("keys reloaded")
+        rotation.wait_for_status("link-one", 200)
         (home / "next").symlink_to("two")
         (home / "next").replace(home / "now")
-        rotation.hang_up("keys reloaded")
-        rotation.becomes("link-two", 200)
-        rotation.becomes("link-one", 401)
+        rotation.reload("keys reloaded")
+        rotation.wait_for_status("link-two", 200)
+        rotation.wait_for_status("link-one", 401)
     finally:
         rotation.file.unlink()
 
@@ -221,6 +221,6 @@ def test_removing_a_key_aborts_its_backup(rotation: Rotation) -> None:
         ok(api.append("large", *("x" * 100_000 for _ in range(300))), 201)
     client = raw(rotation.server, "leaving")
     rotation.replace("another")
-    assert is_broken_off(client)
+    assert is_truncated(client)
     with rotation.api("another") as api:
         assert api.call("GET", "/v0/backup").status == 200, "the aborted backup still has its slot"

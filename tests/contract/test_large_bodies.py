@@ -74,7 +74,7 @@ WRONG: list[tuple[str, bytes, str]] = [
     ("raw control character", body(b'{"data":"\n"}'), "invalid_request"),
     ("deep nesting", body(b'{"data":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), "invalid_request"),
     ("cut", body()[:-2], "invalid_request"),
-    ("more behind it", body() + b"{}", "invalid_request"),
+    ("trailing data", body() + b"{}", "invalid_request"),
 ]
 
 

@@ -45,8 +45,8 @@ def make(api: Api, count: int) -> list[str]:
 def test_concurrent_creators_never_exceed_the_cap(limited: Server, api: Api) -> None:
     def work(api: Api, number: int) -> list[Answer]:
         return [
-            api.put(f"c{number}.{turn}") if turn % 2 else api.append(f"c{number}.{turn}", 1)
-            for turn in range(4)
+            api.put(f"c{number}.{step}") if step % 2 else api.append(f"c{number}.{step}", 1)
+            for step in range(4)
         ]
 
     answers = at_once(limited.address, 6, work)
@@ -95,10 +95,10 @@ def test_each_delete_frees_capacity_for_one_topic(api: Api) -> None:
         capped(api.put("one-more"), TOPICS, MOST)
 
 
-@pytest.mark.parametrize("room", [0, 1])
+@pytest.mark.parametrize("free", [0, 1])
 @pytest.mark.parametrize("shards", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_a_router_creates_both_ends_or_none(api: Api, room: int, shards: tuple[int, int]) -> None:
-    make(api, MOST - room)
+def test_a_router_creates_both_ends_or_none(api: Api, free: int, shards: tuple[int, int]) -> None:
+    make(api, MOST - free)
     before = listed(api)
     new = [f"e{number}" for number in range(40)]
     source = next(name for name in new if shard_of(name, 2) == shards[0])
@@ -108,7 +108,7 @@ def test_a_router_creates_both_ends_or_none(api: Api, room: int, shards: tuple[i
     ok(api.delete(before[0]))
     ok(api.delete(before[1]))
     ok(put(api, "r", source, dest), 201)
-    assert len(listed(api)) == MOST - room
+    assert len(listed(api)) == MOST - free
 
 
 @pytest.mark.slow

@@ -160,11 +160,11 @@ def test_dead_letters_and_redrives_wait_at_the_cap(api: Api) -> None:
     assert (moved["moved"], moved["skipped"], moved["reason"]) == (0, 1, "throttled")
     ok(api.delete("ballast"))
 
-    def buried() -> int:
+    def dead_lettered() -> int:
         queue.claim()
         return queue.counters()["dead_lettered"]
 
-    until(buried, lambda found: found == 2)
+    until(dead_lettered, lambda found: found == 2)
     assert Queue(api, "q.dead").redrive(to="q")["moved"] == 3
 
 

@@ -58,13 +58,13 @@ def poll(server: Server, after_seq: int) -> Wire:
 
 
 @contextmanager
-def polls(server: Server, count: int, beside: str = "right") -> Iterator[None]:
+def polls(server: Server, count: int, other_token: str = "right") -> Iterator[None]:
     """Keep ``count`` long polls in flight, and complete them at the end.
 
-    ``beside`` is a key that may still send other requests.
+    ``other_token`` is a key that may still send other requests.
     """
     with ExitStack() as stack:
-        other = stack.enter_context(Api(server.address, token=beside))
+        other = stack.enter_context(Api(server.address, token=other_token))
         head = other.state("quiet")["head_seq"]
         wires = [stack.enter_context(poll(server, head)) for _ in range(count)]
         reached(other, "quiet")
@@ -109,9 +109,9 @@ def test_requests_in_flight_of_one_key_are_capped(limited: Server, api: Api) -> 
         capped(api.append("t", 1), "max_inflight_per_key", IN_FLIGHT)
         with Api(limited.address, token="right") as other:
             ok(other.get("t"))
-        with Api(limited.address) as nobody:
-            assert nobody.call("GET", "/v0/health").status == 200
-            refused(nobody.get("t"), 401, "unauthorized")
+        with Api(limited.address) as anonymous:
+            assert anonymous.call("GET", "/v0/health").status == 200
+            refused(anonymous.get("t"), 401, "unauthorized")
     ok(api.get("t"))
 
 
@@ -190,7 +190,7 @@ def test_a_cap_of_zero_disables_the_cap(tmp_path: Path) -> None:
 
 
 MIB = 1 << 20
-ASKED = b'{"from_seq":0,"max_batch_bytes":8388608}'
+DIFF_BODY = b'{"from_seq":0,"max_batch_bytes":8388608}'
 
 
 @pytest.mark.parametrize(
@@ -212,17 +212,17 @@ def test_a_long_read_is_refused_while_clients_have_not_received_earlier_response
         api = stack.enter_context(Api(server.address, token=token))
         ok(api.append("long", *["x" * (MIB - 256)] * 9), 201)
         slow = stack.enter_context(Wire(server.address, receive_bytes=4096))
-        asked = ASKED.replace(b"8388608", b"7340032")
-        slow.send(request("POST", "/v0/topics/long/diff", asked, *field))
+        diff_body = DIFF_BODY.replace(b"8388608", b"7340032")
+        slow.send(request("POST", "/v0/topics/long/diff", diff_body, *field))
         assert slow.socket.recv(12) == b"HTTP/1.1 200"
-        capped(api.call("POST", "/v0/topics/long/diff", ASKED), *limit)
+        capped(api.call("POST", "/v0/topics/long/diff", DIFF_BODY), *limit)
         ok(api.diff("long", from_seq=8, max_batch_bytes=1))
         ok(api.append("long", 1))
         if keys:
             other = stack.enter_context(Api(server.address, token="right"))
-            ok(other.call("POST", "/v0/topics/long/diff", ASKED))
+            ok(other.call("POST", "/v0/topics/long/diff", DIFF_BODY))
         slow.socket.close()
-        until(lambda: api.call("POST", "/v0/topics/long/diff", ASKED).status == 200)
+        until(lambda: api.call("POST", "/v0/topics/long/diff", DIFF_BODY).status == 200)
 
 
 MAX_TOPICS, MAX_BYTES = 15, 2_000_000
@@ -238,7 +238,7 @@ CONFIGS: tuple[dict[str, object], ...] = (
 )
 
 
-def disturb(api: Api, rng: random.Random) -> Answer:
+def send_random_request(api: Api, rng: random.Random) -> Answer:
     """Send a request that uses or frees capacity."""
     kind = rng.randrange(len(CONFIGS))
     topic = f"{kind}.{rng.randrange(5)}"
@@ -284,7 +284,7 @@ class Load:
             try:
                 with Api(self._server.address) as api:
                     while not self._stop.is_set():
-                        answer = disturb(api, rng)
+                        answer = send_random_request(api, rng)
                         self.statuses.add(answer.status)
                         if answer.status == 503:
                             time.sleep(0.02)

@@ -35,9 +35,9 @@ def test_the_wait_of_a_diff_is_clamped(api: Api, topic: str) -> None:
 
 def test_the_wait_of_a_claim_is_clamped(queue: Queue) -> None:
     with claiming(queue) as claims:
-        begun = time.monotonic()
+        started = time.monotonic()
         assert jobs_of(claims.start("w", wait_ms=2**32 - 1)) == []
-        assert WAIT_MAX_S - 0.1 <= time.monotonic() - begun <= WAIT_MAX_S + SLACK_S
+        assert WAIT_MAX_S - 0.1 <= time.monotonic() - started <= WAIT_MAX_S + SLACK_S
 
 
 def test_a_stalled_reader_is_disconnected_and_can_resume(api: Api, topic: str) -> None:

@@ -34,26 +34,26 @@ from topics.front.table import ROUTES
 
 ROWS = (*HTTP, *STREAMS)
 EVENTS = "Accept: text/event-stream"
-NOBODY = {
+INVALID_CREDENTIALS = {
     "no key": [],
     "an unknown key": ["Authorization: Bearer nobody"],
     "a key cut short": [f"Authorization: Bearer {ADMIN_KEY[:-1]}"],
     "a longer key": [f"Authorization: Bearer {ADMIN_KEY}x"],
     "another scheme": [f"Authorization: Basic {ADMIN_KEY}"],
     "a bare key": [f"Authorization: {ADMIN_KEY}"],
-    "a whole entry": [f"Authorization: Bearer {KEYS[0].entry}"],
+    "a complete entry": [f"Authorization: Bearer {KEYS[0].entry}"],
     "two keys": [f"Authorization: Bearer {ADMIN_KEY}"] * 2,
     "a cookie": [f"Cookie: Authorization={ADMIN_KEY}", f"X-Api-Key: {ADMIN_KEY}"],
 }
 
 
-class Asker:
+class Sender:
     """A client with one connection, which it replaces after a stream."""
 
     def __init__(self, server: Server) -> None:
         self._server, self._wire = server, Wire(server.address)
 
-    def ask(self, line: tuple[str, str], body: str | None, *headers: str) -> tuple[int, str]:
+    def send(self, line: tuple[str, str], body: str | None, *headers: str) -> tuple[int, str]:
         """Return the status and the error code. A stream that opens is closed immediately."""
         method, path = line
         sent = None if body is None else body.encode()
@@ -93,34 +93,36 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def asker(guarded: Server) -> Iterator[Asker]:
-    asker = Asker(guarded)
-    yield asker
-    asker.close()
+def sender(guarded: Server) -> Iterator[Sender]:
+    sender = Sender(guarded)
+    yield sender
+    sender.close()
 
 
 def bearer(key: Key) -> str:
     return f"Authorization: Bearer {key.secret}"
 
 
-def wanted(row: Row, key: Key, assignment: Assignment) -> set[tuple[int, str]] | None:
+def allowed_results(row: Row, key: Key, assignment: Assignment) -> set[tuple[int, str]] | None:
     """Return the allowed responses, or None if those of the row are allowed."""
-    is_covered = not (row.whole and key.limited)
+    is_covered = not (row.all_names and key.limited)
     if row.open or (is_covered and allows(row.scopes, key, assignment)):
         return None
     return {(403, "forbidden")}
 
 
-def asked(asker: Asker, row: Row, assignment: Assignment, *headers: str, query: str = "") -> Any:
+def request_row(
+    sender: Sender, row: Row, assignment: Assignment, *headers: str, query: str = ""
+) -> Any:
     path = assignment.fill(row.path)
     if query:
         path += ("&" if "?" in path else "?") + query
     body = None if row.body is None else assignment.fill(row.body)
-    return asker.ask((row.method, path), body, *headers)
+    return sender.send((row.method, path), body, *headers)
 
 
-def is_right(row: Row, wanted: set[tuple[int, str]] | None, got: tuple[int, str]) -> bool:
-    return got in wanted if wanted is not None else got[0] in row.fine
+def is_right(row: Row, allowed: set[tuple[int, str]] | None, got: tuple[int, str]) -> bool:
+    return got in allowed if allowed is not None else got[0] in row.fine
 
 
 def by_name(row: Row) -> str:
@@ -128,34 +130,34 @@ def by_name(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_a_key_permits_exactly_its_scopes_and_prefixes(asker: Asker, row: Row) -> None:
+def test_a_key_permits_exactly_its_scopes_and_prefixes(sender: Sender, row: Row) -> None:
     wrong = []
     for key in KEYS:
         for assignment in assignments(row.names):
-            got = asked(asker, row, assignment, bearer(key))
-            if not is_right(row, wanted(row, key, assignment), got):
+            got = request_row(sender, row, assignment, bearer(key))
+            if not is_right(row, allowed_results(row, key, assignment), got):
                 wrong.append((key.secret, assignment.letters, got))
     assert not wrong, f"{row.method} {row.path}: (key, names, answer)"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_a_request_without_a_valid_key_always_gets_401(asker: Asker, row: Row) -> None:
+def test_a_request_without_a_valid_key_always_gets_401(sender: Sender, row: Row) -> None:
     wrong = []
-    for name, headers in NOBODY.items():
+    for name, headers in INVALID_CREDENTIALS.items():
         for assignment in assignments(row.names):
-            got = asked(asker, row, assignment, *headers)
+            got = request_row(sender, row, assignment, *headers)
             if got != (401, "unauthorized") and not (row.open and got[0] in row.fine):
                 wrong.append((name, assignment.letters, got))
     assert not wrong, f"{row.method} {row.path}: (credentials, names, answer)"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_a_key_in_the_query_is_valid_only_for_streams(asker: Asker, row: Row) -> None:
+def test_a_key_in_the_query_is_valid_only_for_streams(sender: Sender, row: Row) -> None:
     wrong = []
     for key in KEYS:
         for assignment in assignments(row.names):
-            got = asked(asker, row, assignment, query=f"token={key.secret}")
-            right = wanted(row, key, assignment)
+            got = request_row(sender, row, assignment, query=f"token={key.secret}")
+            right = allowed_results(row, key, assignment)
             if not row.token and not row.open:
                 right = {(401, "unauthorized")}
             if not is_right(row, right, got):
@@ -164,15 +166,15 @@ def test_a_key_in_the_query_is_valid_only_for_streams(asker: Asker, row: Row) ->
 
 
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
-def test_a_key_in_the_query_is_ignored_if_the_header_has_one(asker: Asker, row: Row) -> None:
+def test_a_key_in_the_query_is_ignored_if_the_header_has_one(sender: Sender, row: Row) -> None:
     wrong = []
     for key in KEYS:
         for assignment in assignments(row.names):
-            got = asked(asker, row, assignment, bearer(key), query=f"token={ADMIN_KEY}")
-            if not is_right(row, wanted(row, key, assignment), got):
+            got = request_row(sender, row, assignment, bearer(key), query=f"token={ADMIN_KEY}")
+            if not is_right(row, allowed_results(row, key, assignment), got):
                 wrong.append((key.secret, assignment.letters, got))
-    got = asked(
-        asker,
+    got = request_row(
+        sender,
         row,
         Assignment(None, row.names),
         "Authorization: Bearer no",
@@ -186,7 +188,7 @@ def test_a_key_in_the_query_is_ignored_if_the_header_has_one(asker: Asker, row: 
 # --- watch streams: only the key that created the session is valid
 
 
-def test_a_session_can_be_opened_only_with_its_own_key(guarded: Server, asker: Asker) -> None:
+def test_a_session_can_be_opened_only_with_its_own_key(guarded: Server, sender: Sender) -> None:
     readers = [key for key in KEYS if READ in key.scopes]
     wrong = []
     for owner in (readers[0], readers[1], readers[-1]):
@@ -195,11 +197,11 @@ def test_a_session_can_be_opened_only_with_its_own_key(guarded: Server, asker: A
         for key in KEYS:
             right = (200, "") if key == owner else (401, "unauthorized")
             for query, headers in (("", [bearer(key)]), (f"?token={key.secret}", [])):
-                got = asker.ask(("GET", url + query), None, *headers)
+                got = sender.send(("GET", url + query), None, *headers)
                 if got != right:
                     wrong.append((owner.secret, key.secret, query, got))
-        for name, headers in NOBODY.items():
-            got = asker.ask(("GET", url), None, *headers)
+        for name, headers in INVALID_CREDENTIALS.items():
+            got = sender.send(("GET", url), None, *headers)
             if got != (401, "unauthorized"):
                 wrong.append((owner.secret, name, "", got))
     assert not wrong, "(owner, key, query, answer)"
@@ -230,18 +232,20 @@ def _reply(socket: Socket) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("who", NOBODY)
-def test_a_socket_needs_a_key_in_a_header(guarded: Server, who: str) -> None:
-    refused(shake(guarded, handshake(KEY, *NOBODY[who])), 401, "unauthorized")
+@pytest.mark.parametrize("case", INVALID_CREDENTIALS)
+def test_a_socket_needs_a_key_in_a_header(guarded: Server, case: str) -> None:
+    refused(shake(guarded, handshake(KEY, *INVALID_CREDENTIALS[case])), 401, "unauthorized")
     path = f"/v0/ws?token={ADMIN_KEY}"
-    refused(shake(guarded, handshake(KEY, *NOBODY[who], path=path)), 401, "unauthorized")
+    refused(
+        shake(guarded, handshake(KEY, *INVALID_CREDENTIALS[case], path=path)), 401, "unauthorized"
+    )
 
 
 # --- the table itself
 
 
 def test_every_route_of_the_server_has_a_row() -> None:
-    asked = [route for route in ROUTES if not route.is_public]  # the console's files are public
-    served = {(method, route.path) for route in asked for method in route.methods}
+    protected = [route for route in ROUTES if not route.is_public]  # the console's files are public
+    served = {(method, route.path) for route in protected for method in route.methods}
     rows = {row.served_by for row in ROWS} | {("GET", "/v0/watch/:wid"), ("GET", "/v0/ws")}
     assert rows == {(method, path) for method, path in served if method != "HEAD"}

@@ -88,10 +88,10 @@ def settled(api: Api) -> Page:
 
 def test_every_documented_name_has_its_type_and_a_value(full: Api) -> None:
     page = settled(full)
-    wanted = AGGREGATES | OF_TOPICS
-    assert {name: page.types.get(name) for name in wanted} == wanted
+    expected = AGGREGATES | OF_TOPICS
+    assert {name: page.types.get(name) for name in expected} == expected
     shown = {name for name, _ in page.samples}
-    assert {name for name, kind in wanted.items() if kind != "histogram"} <= shown
+    assert {name for name, kind in expected.items() if kind != "histogram"} <= shown
 
 
 def test_additional_names_have_our_prefix_and_a_help_text(full: Api) -> None:
@@ -122,11 +122,11 @@ def test_rows_of_topics_match_their_state(full: Api) -> None:
 
 
 def test_aggregates_are_the_sums_over_all_topics(full: Api) -> None:
-    def agrees(page: Page) -> bool:
+    def has_consistent_sums(page: Page) -> bool:
         rows = page.total("topics_topic_records_live"), page.total("topics_topic_bytes_live")
         return rows == (page.value("topics_records_live"), page.value("topics_bytes_live"))
 
-    page = until(lambda: scrape(full), agrees)
+    page = until(lambda: scrape(full), has_consistent_sums)
     assert page.value("topics_topics") == len(NAMES)
     assert page.total("topics_topics_by_class") == len(NAMES)
     assert page.value("topics_topics_by_class", **{"class": "fsync"}) >= 1
@@ -214,7 +214,7 @@ def test_requests_are_counted_by_route_and_status(metered: Server, full: Api) ->
         return {(labels["route"], labels["status"]): value for labels, value in found}
 
     before = settled(full)
-    wanted = {
+    expected = {
         ("diff", "200"): 3,
         ("topic.get", "404"): 1,
         ("other", "404"): 1,
@@ -224,15 +224,16 @@ def test_requests_are_counted_by_route_and_status(metered: Server, full: Api) ->
         ok(full.diff("t42:log"))
     refused(full.get("absent"), 404, "topic_not_found")
     refused(full.call("GET", "/v0/absent"), 404, "not_found")
-    with Api(metered.address) as stranger:
-        refused(stranger.append("t42:log", 1), 401, "unauthorized")
+    with Api(metered.address) as anonymous:
+        refused(anonymous.append("t42:log", 1), 401, "unauthorized")
 
     def more(page: Page) -> dict[tuple[str, str], float]:
         known = counts(before)
         return {key: value - known.get(key, 0) for key, value in counts(page).items()}
 
     after = until(
-        lambda: scrape(full), lambda page: {key: more(page).get(key) for key in wanted} == wanted
+        lambda: scrape(full),
+        lambda page: {key: more(page).get(key) for key in expected} == expected,
     )
     for name in ("received_bytes_total", "sent_bytes_total"):
         grown = after.value(f"topics_http_{name}", route="diff")
@@ -251,9 +252,9 @@ def test_promtool_reports_only_the_documented_units(full: Api) -> None:
     found = subprocess.run(
         [promtool, "check", "metrics"], input=text, capture_output=True, timeout=30, check=False
     )
-    said = (found.stdout + found.stderr).decode().splitlines()
+    output = (found.stdout + found.stderr).decode().splitlines()
     # The documented names end in _ms and _us, and all other names follow them.
-    assert [line for line in said if "should not contain abbreviated units" not in line] == []
+    assert [line for line in output if "should not contain abbreviated units" not in line] == []
 
 
 JSON = {"Accept": "application/json"}
@@ -269,9 +270,9 @@ class Gauges:
         page = ok(self._api.call("GET", "/v0/metrics", headers=JSON))
         return {name.removeprefix("topics_"): value for name, value in page.items()}
 
-    def become(self, **wanted: Any) -> dict[str, Any]:
+    def wait_for(self, **expected: Any) -> dict[str, Any]:
         """Wait until the page has these values, and return it."""
-        return until(self.seen, lambda page: {name: page[name] for name in wanted} == wanted)
+        return until(self.seen, lambda page: {name: page[name] for name in expected} == expected)
 
 
 def classes(page: dict[str, Any]) -> dict[str, int]:
@@ -286,7 +287,7 @@ def syncs_are_timed(page: dict[str, Any]) -> bool:
 def test_the_gauges_reflect_clients_a_killed_shard_and_a_restart(tmp_path: Path) -> None:
     with Server(tmp_path / "data", shards=2) as server, Api(server.address) as api:
         gauges = Gauges(api)
-        gauges.become(topics=0, wal_read_only=0)
+        gauges.wait_for(topics=0, wal_read_only=0)
         until(gauges.seen, lambda page: page["disk_free_bytes"] > 0)
 
         names = [*names_on("a"), *names_on("q")]
@@ -301,7 +302,7 @@ def test_the_gauges_reflect_clients_a_killed_shard_and_a_restart(tmp_path: Path)
             records = [{"data": 1}, {"data": 2}, {"data": 3, "delay_ms": 3_600_000}]
             ok(api.append(name, records=records))
             ok(api.call("POST", f"/v0/topics/{name}/claim", {"node": "w", "lease_ms": HOUR_MS}))
-        page = gauges.become(
+        page = gauges.wait_for(
             topics=4,
             queue_topics=2,
             records_live=3 + 10 + 6,
@@ -311,31 +312,31 @@ def test_the_gauges_reflect_clients_a_killed_shard_and_a_restart(tmp_path: Path)
             idempotency_keys=1,
         )
         assert classes(page) == {"fsync": 2, "memory": 1, "ephemeral": 1}
-        gauges.become(bytes_live=sum(api.state(name)["bytes"] for name in names))
+        gauges.wait_for(bytes_live=sum(api.state(name)["bytes"] for name in names))
         until(gauges.seen, syncs_are_timed)
         for name in (jobs, more):
             Queue(api, name).extend([1], lease_ms=SHORT_MS)
-        gauges.become(queue_leases_in_flight=0)
+        gauges.wait_for(queue_leases_in_flight=0)
 
         ok(api.call("PUT", "/v0/routers/r", {"source": other, "dest": f"{other}-dest"}), 201)
         ok(api.append(other, 11))
         forwarded = [{"router": "r", "value": 1}]
-        gauges.become(topics=5, routers=1, records_live=21, router_forwarded_total=forwarded)
+        gauges.wait_for(topics=5, routers=1, records_live=21, router_forwarded_total=forwarded)
 
         server.replace("shard 1")
         assert all(row["value"] == 3 for row in gauges.seen()["shard_state"])
         lost = sum(api.state(name)["count"] == 0 for name in (jobs, more))
-        gauges.become(topics=5, records_live=21 - 3 * lost)
+        gauges.wait_for(topics=5, records_live=21 - 3 * lost)
         until(gauges.seen, syncs_are_timed)
 
         ok(api.delete(one))
         ok(api.call("POST", f"/v0/topics/{other}/delete", {"before_seq": 6}))
-        before = gauges.become(topics=4, records_live=21 - 3 * lost - 3 - 5)
+        before = gauges.wait_for(topics=4, records_live=21 - 3 * lost - 3 - 5)
         server.stop()
     with Server(tmp_path / "data") as server, Api(server.address) as api:
         page = until(Gauges(api).seen, lambda page: page["topics"] == 4)
         left = sum(api.state(name)["count"] for name in api_names(api))
-        page = Gauges(api).become(topics=4, routers=1, records_live=left)
+        page = Gauges(api).wait_for(topics=4, routers=1, records_live=left)
         assert left <= before["records_live"]
         assert page["checkpoint_bytes"] > 0
 

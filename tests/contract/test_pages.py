@@ -74,7 +74,7 @@ def test_a_change_between_two_pages_is_visible_in_the_second_page(
     fill(api, topic, 500)
     written, cursors = 500, dict.fromkeys(range(len(views)), 0)
 
-    def happen() -> None:
+    def change_topic() -> None:
         nonlocal written
         match numbers.randrange(8):
             case 0 | 1:
@@ -116,7 +116,7 @@ def test_a_change_between_two_pages_is_visible_in_the_second_page(
                 0 if page["next_from_seq"] >= min(page["head_seq"], 400) else page["next_from_seq"]
             )
         if numbers.random() < 0.4:
-            happen()
+            change_topic()
 
 
 def test_pages_that_were_read_ahead_update_last_read_ts(api: Api, topic: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.contract.test_ws_publish import answers, publish, say_at_once
+from tests.contract.test_ws_publish import answers, publish, send_batch
 from tests.support.api import TIMEOUT_S, Api, ok, request
 from tests.support.queues import Queue, until
 from tests.support.server import Server
@@ -26,11 +26,11 @@ def waited_ms(answer: Any) -> float:
 
 
 def test_an_idle_server_defers_no_request(api: Api, socket: Socket, topic: str) -> None:
-    told = [ok(api.append(topic, *range(8)), 201), ok(api.append(topic, 1))]
-    told += [ok(api.diff(topic, from_seq=seq, limit=1)) for seq in range(8)]
-    told.append(socket.ask("publish", "1", topic=topic, records=[{"data": 1}]))
-    told.append(Queue.create(api, f"{topic}.queue", 1).claimed())
-    assert [waited_ms(answer) for answer in told] == [0.0] * len(told)
+    replies = [ok(api.append(topic, *range(8)), 201), ok(api.append(topic, 1))]
+    replies += [ok(api.diff(topic, from_seq=seq, limit=1)) for seq in range(8)]
+    replies.append(socket.ask("publish", "1", topic=topic, records=[{"data": 1}]))
+    replies.append(Queue.create(api, f"{topic}.queue", 1).claimed())
+    assert [waited_ms(answer) for answer in replies] == [0.0] * len(replies)
 
 
 def test_a_read_raises_the_priority_of_a_topic_for_a_while(api: Api, topic: str) -> None:
@@ -47,7 +47,7 @@ def test_a_read_raises_the_priority_of_a_topic_for_a_while(api: Api, topic: str)
 def test_many_publishes_are_delayed_and_keep_their_order(socket: Socket, new_name: Any) -> None:
     topics = [new_name() for _ in range(TOPICS)]
     config = {"durability": "ephemeral"}
-    say_at_once(
+    send_batch(
         socket,
         [
             publish(f"{number}", name, number, config=config)
@@ -55,14 +55,14 @@ def test_many_publishes_are_delayed_and_keep_their_order(socket: Socket, new_nam
             for name in topics
         ],
     )
-    told = answers(socket, TOPICS * ROUNDS)
-    assert {answer["op"] for answer in told} == {"ack"}
+    replies = answers(socket, TOPICS * ROUNDS)
+    assert {answer["op"] for answer in replies} == {"ack"}
     seqs: dict[str, list[tuple[str, int]]] = {name: [] for name in topics}
-    for answer in told:
+    for answer in replies:
         seqs[answer["topic"]].append((answer["request_id"], answer["last_seq"]))
     in_order = [(f"{number}", number + 1) for number in range(ROUNDS)]
     assert all(found == in_order for found in seqs.values())
-    assert max(map(waited_ms, told)) > 0.0
+    assert max(map(waited_ms, replies)) > 0.0
 
 
 FLOODING = 900  # sockets
@@ -96,18 +96,18 @@ class Flood(threading.Thread):
 
     def run(self) -> None:
         poll, by_fd = select.poll(), {}
-        for sock, asked in zip(self._socks, self._requests, strict=True):
-            sock.sendall(asked * AHEAD)
+        for sock, raw_request in zip(self._socks, self._requests, strict=True):
+            sock.sendall(raw_request * AHEAD)
             poll.register(sock, select.POLLIN)
-            by_fd[sock.fileno()] = sock, asked
+            by_fd[sock.fileno()] = sock, raw_request
         while not self._stopped.is_set():
             for fd, _ in poll.poll(100):
-                sock, asked = by_fd[fd]
-                came = sock.recv(1 << 16)
-                answers = came.count(b"HTTP/1.1 ")
+                sock, raw_request = by_fd[fd]
+                received = sock.recv(1 << 16)
+                answers = received.count(b"HTTP/1.1 ")
                 self.answered += answers
-                self.refused += came.count(b"HTTP/1.1 429")
-                sock.sendall(asked * answers)
+                self.refused += received.count(b"HTTP/1.1 429")
+                sock.sendall(raw_request * answers)
 
 
 @pytest.mark.slow

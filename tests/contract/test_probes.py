@@ -14,7 +14,7 @@ from tests.support.server import START_S, Server
 
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz"], ids=lambda path: f"8.1 {path}")
-def test_health(api: Api, path: str) -> None:
+def test_the_health_probe_reports_a_running_server(api: Api, path: str) -> None:
     answers = [api.call("GET", path) for _ in range(2)]
     first, second = [answer.json() for answer in answers]
     assert [answer.status for answer in answers] == [200, 200]
@@ -26,7 +26,7 @@ def test_health(api: Api, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v0/ready", "/readyz"], ids=lambda path: f"8.2 {path}")
-def test_ready(api: Api, path: str) -> None:
+def test_the_ready_probe_reports_a_ready_server(api: Api, path: str) -> None:
     answer = api.call("GET", path)
     assert answer.status == 200
     body = answer.json()

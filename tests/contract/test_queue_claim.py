@@ -60,26 +60,26 @@ def test_max_is_1_by_default(queue: Queue) -> None:
     assert data(queue.claim()) == ["a"]
 
 
-@pytest.mark.parametrize("asked", [1001, 2**32 - 1], ids=lambda value: f"10.2 {value}")
-def test_max_is_clamped_to_1000(queue: Queue, asked: int) -> None:
+@pytest.mark.parametrize("requested", [1001, 2**32 - 1], ids=lambda value: f"10.2 {value}")
+def test_max_is_clamped_to_1000(queue: Queue, requested: int) -> None:
     queue.push(*range(1001))
-    body = queue.claimed("w", asked)
+    body = queue.claimed("w", requested)
     assert (body["count"], body["ready"]) == (1000, 1)
     assert data(body["claimed"]) == list(range(1000))
 
 
 @pytest.mark.parametrize(
-    ("asked", "effective"),
+    ("requested", "effective"),
     [(0, 100), (99, 100), (100, 100), (HOUR_MS, HOUR_MS), (DAY_MS + 1, DAY_MS), (2**53, DAY_MS)],
     ids=lambda value: f"10.2 {value}",
 )
-def test_lease_ms_is_clamped(queue: Queue, asked: int, effective: int) -> None:
+def test_lease_ms_is_clamped(queue: Queue, requested: int, effective: int) -> None:
     """This applies to claims and extends."""
     queue.push("a", "b")
     held = queue.claim(lease_ms=HOUR_MS)
     before = now_ms()
-    (job,) = queue.claim(lease_ms=asked)
-    (extended,) = queue.extend(held, lease_ms=asked)["deadlines"].values()
+    (job,) = queue.claim(lease_ms=requested)
+    (extended,) = queue.extend(held, lease_ms=requested)["deadlines"].values()
     for deadline in (job["deadline"], extended):
         assert before + effective <= deadline <= now_ms() + effective
 

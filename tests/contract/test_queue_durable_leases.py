@@ -266,8 +266,8 @@ def test_a_stop_keeps_delays_and_errors_of_nacks(server: Server, durability: str
             assert queue.leases() == []
     with Api(server.address) as api:
         found = Queue(api, "q").claim("v", 5)
-        told = [(job["$seq"], job["deliveries"], job.get("last_error")) for job in found]
-        assert told == [(2, 2, "now"), (3, 2, None), (4, 1, None)]
+        states = [(job["$seq"], job["deliveries"], job.get("last_error")) for job in found]
+        assert states == [(2, 2, "now"), (3, 2, None), (4, 1, None)]
 
 
 def test_a_kill_after_a_stop_neither_loses_nor_duplicates_jobs(server: Server) -> None:

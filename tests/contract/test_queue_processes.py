@@ -43,17 +43,17 @@ def kill_shard_of(server: Server, name: str) -> None:
     kill(server, f"shard {shard_of(name, 2)}")
 
 
-def back(server: Server, name: str) -> None:
+def wait_until_served(server: Server, name: str) -> None:
     """Wait until the topic is served again."""
 
-    def look() -> int:
+    def status_of_topic() -> int:
         try:
             with Api(server.address) as api:
                 return api.get(name).status
         except OSError:
             return 0
 
-    until(look, lambda status: status == 200, 20)
+    until(status_of_topic, lambda status: status == 200, 20)
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "loose"])
@@ -67,7 +67,7 @@ def test_a_work_stream_ends_when_its_shard_crashes(server: Server, durable: bool
             assert stream.event(ERROR).json()["code"] == 503
             with pytest.raises(EOFError):
                 stream.event()
-        back(server, "q")
+        wait_until_served(server, "q")
         assert data(queue.claim("other", 2)) == (["b"] if durable else ["a", "b"])
         assert queue.ack(jobs, "w", lease_ids=tokens(jobs))["acked"] == int(durable)
 
@@ -81,7 +81,7 @@ def test_a_waiting_claim_gets_503_when_its_shard_crashes(server: Server) -> None
         answer = wire.answer()
         refused(answer, 503, "not_ready")
         assert int(answer.headers["retry-after"]) >= 1
-        back(server, "q")
+        wait_until_served(server, "q")
         queue.push("a")
         assert data(queue.claim()) == ["a"]
 
@@ -94,7 +94,7 @@ def test_jobs_of_streams_are_claimable_immediately_after_a_front_crash(server: S
         stream.jobs(2)
     kill(server, "front 0")
     stream.close()
-    back(server, "q")
+    wait_until_served(server, "q")
     with Api(server.address) as api:
         queue = Queue(api, "q")
         queue.becomes(ready=3, in_flight=1)
@@ -110,7 +110,7 @@ def test_a_waiting_claim_of_a_crashed_front_takes_no_job(server: Server) -> None
         parked(queue)
         kill(server, "front 0")
         wire.rest()
-    back(server, "q")
+    wait_until_served(server, "q")
     with Api(server.address) as api:
         queue = Queue(api, "q")
         queue.push("a")
@@ -119,9 +119,9 @@ def test_a_waiting_claim_of_a_crashed_front_takes_no_job(server: Server) -> None
 
 
 @pytest.mark.parametrize("which", ["source", "target"])
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("attempt", range(3))
 def test_a_shard_crash_during_moves_neither_duplicates_nor_loses_jobs(
-    server: Server, which: str, turn: int
+    server: Server, which: str, attempt: int
 ) -> None:
     _, dead = names_on("q")
     with Api(server.address) as api:
@@ -130,16 +130,16 @@ def test_a_shard_crash_during_moves_neither_duplicates_nor_loses_jobs(
         ok(api.put(dead, {"durability": "fsync"}), 201)
         queue.spend(300, 1)
         assert queue.claim("pass") == []
-        time.sleep(0.01 * turn)
+        time.sleep(0.01 * attempt)
         kill_shard_of(server, "q" if which == "source" else dead)
         for name in ("q", dead):
-            back(server, name)
+            wait_until_served(server, name)
 
-        def look() -> list[int]:
+        def live_after_claim() -> list[int]:
             answer = queue.call("claim", {"node": "pass"})
             assert answer.status == 503 or ok(answer)["claimed"] == []
             return queue.live()
 
-        until(look, lambda live: live == [], 20)
+        until(live_after_claim, lambda live: live == [], 20)
         assert sorted(data(api.read(dead))) == list(range(300))
         assert queue.counters() == counters(dead_lettered=300)

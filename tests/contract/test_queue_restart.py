@@ -91,11 +91,11 @@ def test_delays_continue_during_a_restart(server: Server, end: str) -> None:
             queue = Queue(api, durability)
             found: list[Job] = []
 
-            def look(queue: Queue = queue, found: list[Job] = found) -> int:
+            def poll(queue: Queue = queue, found: list[Job] = found) -> int:
                 found.extend(queue.claim("w", 5, lease_ms=HOUR_MS))
                 return len(found)
 
-            until(look, lambda count: count >= 3)
+            until(poll, lambda count: count >= 3)
             assert sorted(data(found)) == ["later", "now", "while down"]
             (later,) = [job for job in found if job["data"] == "later"]
             assert later["deadline"] - HOUR_MS >= later["$ts"] + 4000 - 1, "too early"

@@ -42,25 +42,25 @@ LONG_MS = 20_000
 
 @pytest.mark.parametrize("fields", [{}, {"wait_ms": 0}], ids=json.dumps)
 def test_a_claim_does_not_wait_by_default(queue: Queue, fields: dict[str, Any]) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     assert queue.claim("w", **fields) == []
-    assert time.monotonic() - begun < SLACK_S
+    assert time.monotonic() - started < SLACK_S
 
 
 @pytest.mark.parametrize("wait_ms", [1, 300], ids=lambda value: f"wait_ms {value}")
 def test_a_wait_without_jobs_ends_on_time(queue: Queue, wait_ms: int) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     body = queue.claimed("w", 5, wait_ms=wait_ms)
-    took_s = time.monotonic() - begun
+    took_s = time.monotonic() - started
     assert (body["claimed"], body["count"], body["ready"]) == ([], 0, 0)
     assert wait_ms / 1000 - 0.005 <= took_s < wait_ms / 1000 + SLACK_S
 
 
 def test_existing_jobs_are_returned_immediately(queue: Queue) -> None:
     queue.push("a", "b")
-    begun = time.monotonic()
+    started = time.monotonic()
     assert data(queue.claim("w", 5, wait_ms=LONG_MS)) == ["a", "b"]
-    assert time.monotonic() - begun < SLACK_S
+    assert time.monotonic() - started < SLACK_S
 
 
 # --- the end of a wait
@@ -70,7 +70,7 @@ def append(queue: Queue) -> None:
     queue.push("x")
 
 
-def give_back(queue: Queue) -> None:
+def release(queue: Queue) -> None:
     queue.nack([1], "holder")
 
 
@@ -88,7 +88,7 @@ def append_delayed(queue: Queue) -> None:
 
 WAKES: list[Callable[[Queue], None]] = [
     append,
-    give_back,
+    release,
     release_later_on,
     wait_for_expiry,
     append_delayed,
@@ -102,10 +102,10 @@ def test_the_first_claimable_job_ends_a_wait(queue: Queue, wake: Callable[[Queue
     with claiming(queue) as claims:
         future = claims.start_parked("w", 5, wait_ms=LONG_MS)
         assert not future.done()
-        begun = time.monotonic()
+        started = time.monotonic()
         wake(queue)
         assert data(jobs_of(future)) == ["x"]
-        assert time.monotonic() - begun < 1 + SLACK_S
+        assert time.monotonic() - started < 1 + SLACK_S
 
 
 def test_a_job_released_by_a_disconnected_work_stream_ends_a_wait(queue: Queue) -> None:
@@ -141,17 +141,17 @@ def test_a_wait_returns_up_to_max_jobs_without_waiting_for_more(queue: Queue) ->
         assert data(jobs_of(future)) == ["only"]
 
 
-@pytest.mark.parametrize("again", ["gone", "queue", "log"])
+@pytest.mark.parametrize("again", ["deleted", "queue", "log"])
 def test_deleting_the_queue_ends_waits_with_404(queue: Queue, again: str) -> None:
     with Wire(queue.api.address) as wire:
         wire.send(asking(queue, wait_ms=LONG_MS))
         parked(queue)
-        begun = time.monotonic()
+        started = time.monotonic()
         ok(queue.api.delete(queue.name))
-        if again != "gone":
+        if again != "deleted":
             ok(queue.api.append(queue.name, "new", config={"type": again}), 201)
         refused(wire.answer(), 404, "topic_not_found")
-        assert time.monotonic() - begun < SLACK_S
+        assert time.monotonic() - started < SLACK_S
 
 
 # --- the order of claims
@@ -291,15 +291,15 @@ def test_a_disconnect_immediately_frees_the_slot_of_the_key(tmp_path: Path, path
     with server, Api(server.address, token="key") as api:
         queue = Queue.create(api, "q")
         key = b"Authorization: Bearer key\r\nHost:"
-        ask = asking(queue, wait_ms=LONG_MS).replace(b"Host:", key)
-        ask = ask.replace(b"/claim ", b"/%b " % path.encode())
-        begun = time.monotonic()
+        raw_claim = asking(queue, wait_ms=LONG_MS).replace(b"Host:", key)
+        raw_claim = raw_claim.replace(b"/claim ", b"/%b " % path.encode())
+        started = time.monotonic()
         for end in (Wire.close, Wire.reset) * 10:
             wire = Wire(server.address)
-            wire.send(ask)
+            wire.send(raw_claim)
             until(lambda: api.get("q").status, lambda status: status == 200)
             end(wire)
-        assert time.monotonic() - begun < SLACK_S
+        assert time.monotonic() - started < SLACK_S
 
 
 def test_requests_pipelined_after_a_waiting_claim_are_answered_in_order(
@@ -324,9 +324,9 @@ def test_a_server_stop_answers_waiting_claims(tmp_path: Path, wait_ms: int) -> N
             queue = Queue.create(api, "q")
             wire.send(asking(queue, wait_ms=wait_ms))
             parked(queue)
-            begun = time.monotonic()
+            started = time.monotonic()
             server.stop()
-            assert time.monotonic() - begun < 10 + SLACK_S
+            assert time.monotonic() - started < 10 + SLACK_S
             answer = wire.answer()
         if answer.status == 200:
             assert claim_body(answer, "q", 1)["claimed"] == []
@@ -385,10 +385,10 @@ def test_expired_jobs_go_to_a_cohort_before_fresh_ones(jittered: Queue) -> None:
 
 def test_a_claim_of_a_jittered_queue_waits_at_most_the_window(jittered: Queue) -> None:
     jittered.push("a")
-    begun = time.monotonic()
+    started = time.monotonic()
     assert data(jittered.claim()) == ["a"]
     assert jittered.claim() == []
-    assert time.monotonic() - begun < 2 * WINDOW_MS / 1000 + SLACK_S
+    assert time.monotonic() - started < 2 * WINDOW_MS / 1000 + SLACK_S
 
 
 def test_jobs_that_arrive_within_the_window_are_shared(jittered: Queue) -> None:

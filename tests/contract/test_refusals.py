@@ -19,6 +19,7 @@ from tests.contract.refusal_rows import (
     FIELD_ROWS,
     HTTP,
     KEYS,
+    MALFORMED_NAMES,
     MEDIA_TYPES,
     METHODS,
     NO_STREAM,
@@ -28,7 +29,6 @@ from tests.contract.refusal_rows import (
     QUERIES,
     ROUTES,
     TOPIC_CALLS,
-    TORN_NAMES,
     UNKNOWN_PATHS,
     WIDS,
 )
@@ -75,7 +75,7 @@ def seen(api: Api) -> Any:
 
 
 @pytest.fixture
-def asks(served: Server) -> Iterator[Api]:
+def checked_api(served: Server) -> Iterator[Api]:
     """Yield a client, and check that its requests change no state."""
     with Api(served.address) as api:
         before = seen(api)
@@ -84,7 +84,7 @@ def asks(served: Server) -> Iterator[Api]:
 
 
 @pytest.fixture
-def tells(served: Server) -> Iterator[Socket]:
+def checked_socket(served: Server) -> Iterator[Socket]:
     with Socket(served.address) as socket:
         yield socket
         alive(socket)
@@ -106,44 +106,46 @@ def body_of(body: dict[str, Any], field: str, text: str) -> bytes:
     ("name", "field", "texts"), FIELD_ROWS, ids=[f"{name} {field}" for name, field, _ in FIELD_ROWS]
 )
 def test_a_field_with_an_invalid_value_is_refused(
-    asks: Api, tells: Socket, name: str, field: str, texts: list[str]
+    checked_api: Api, checked_socket: Socket, name: str, field: str, texts: list[str]
 ) -> None:
     route = ROUTES[name]
     for text in texts:
         body = body_of(route.body, field, text)
         if route.method == "WS":
-            tells.text(b'{"request_id":"bad",' + body[1:])
-            failed(tells.message(), "bad", "invalid_request")
+            checked_socket.text(b'{"request_id":"bad",' + body[1:])
+            failed(checked_socket.message(), "bad", "invalid_request")
             continue
-        error = refused(asks.call(route.method, route.path, body), 400, "invalid_request")
+        error = refused(checked_api.call(route.method, route.path, body), 400, "invalid_request")
         if name == "router" and "," not in field and "field" in error.get("detail", {}):
             assert error["detail"]["field"] == field
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_a_missing_required_field_is_refused(asks: Api, tells: Socket, name: str) -> None:
+def test_a_missing_required_field_is_refused(
+    checked_api: Api, checked_socket: Socket, name: str
+) -> None:
     route = ROUTES[name]
     for field in route.body:
         body = {key: value for key, value in route.body.items() if key != field}
         if route.method == "WS":
-            failed(tells_of(tells, body), "bad", "invalid_request")
+            failed(reply_of(checked_socket, body), "bad", "invalid_request")
         else:
-            refused(asks.call(route.method, route.path, body), 400, "invalid_request")
+            refused(checked_api.call(route.method, route.path, body), 400, "invalid_request")
 
 
-def tells_of(socket: Socket, body: dict[str, Any]) -> Any:
+def reply_of(socket: Socket, body: dict[str, Any]) -> Any:
     socket.text(json.dumps({"request_id": "bad", **body}))
     return socket.message()
 
 
 @pytest.mark.parametrize("name", HTTP)
-def test_a_body_that_is_not_a_json_object_is_refused(asks: Api, name: str) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(checked_api: Api, name: str) -> None:
     route = ROUTES[name]
     for body in [*NOT_OBJECTS, *([b""] if route.body else [])]:
-        refused(asks.call(route.method, route.path, body), 400, "invalid_request")
+        refused(checked_api.call(route.method, route.path, body), 400, "invalid_request")
 
 
-def test_a_command_that_is_not_a_json_object_is_refused(tells: Socket) -> None:
+def test_a_command_that_is_not_a_json_object_is_refused(checked_socket: Socket) -> None:
     for text in (
         "",
         "{",
@@ -156,75 +158,79 @@ def test_a_command_that_is_not_a_json_object_is_refused(tells: Socket) -> None:
         "{}{}",
         "[" * 99_999,
     ):
-        tells.text(text)
-        failed(tells.message(), None, "invalid_request")
-    tells.frame(BINARY, b'{"op":"ping","request_id":"b"}')
-    assert tells.message()["op"] == "error"
+        checked_socket.text(text)
+        failed(checked_socket.message(), None, "invalid_request")
+    checked_socket.frame(BINARY, b'{"op":"ping","request_id":"b"}')
+    assert checked_socket.message()["op"] == "error"
 
 
 @pytest.mark.parametrize("name", HTTP)
-def test_a_body_with_another_media_type_or_coding_is_refused(asks: Api, name: str) -> None:
+def test_a_body_with_another_media_type_or_coding_is_refused(checked_api: Api, name: str) -> None:
     route = ROUTES[name]
     for kind in MEDIA_TYPES:
-        answer = asks.call(route.method, route.path, route.body, {"Content-Type": kind})
+        answer = checked_api.call(route.method, route.path, route.body, {"Content-Type": kind})
         refused(answer, 415, "unsupported_media_type")
     for coding in CODINGS:
-        answer = asks.call(route.method, route.path, route.body, {"Content-Encoding": coding})
+        answer = checked_api.call(
+            route.method, route.path, route.body, {"Content-Encoding": coding}
+        )
         refused(answer, 415, "unsupported_media_type")
     for body in CORRUPT.values():
-        answer = asks.call(route.method, route.path, body, {"Content-Encoding": "gzip"})
+        answer = checked_api.call(route.method, route.path, body, {"Content-Encoding": "gzip"})
         refused(answer, 400, "invalid_request")
 
 
-def test_a_body_above_the_limit_is_refused(asks: Api) -> None:
+def test_a_body_above_the_limit_is_refused(checked_api: Api) -> None:
     """The limit is 64 MiB for records and 128 KiB for other bodies, after decompression."""
     for name in HTTP:
         route, limit = ROUTES[name], 64 * MIB if name == "append" else MIB // 8
         bomb = gzip.compress(json.dumps(route.body).encode() + b" " * limit, compresslevel=1)
-        answer = asks.call(route.method, route.path, bomb, {"Content-Encoding": "gzip"})
+        answer = checked_api.call(route.method, route.path, bomb, {"Content-Encoding": "gzip"})
         refused(answer, 413, "payload_too_large")
 
 
 @pytest.mark.parametrize(("method", "tail", "body"), TOPIC_CALLS, ids=lambda value: f"{value}"[:20])
 def test_a_topic_in_the_path_must_have_a_valid_name_and_exist(
-    asks: Api, method: str, tail: str, body: Any
+    checked_api: Api, method: str, tail: str, body: Any
 ) -> None:
     for name in BAD_TOPIC_NAMES:
-        answer = asks.call(method, f"/v0/topics/{name}{tail}", body)
+        answer = checked_api.call(method, f"/v0/topics/{name}{tail}", body)
         refused(answer, 400, "invalid_request")
-    for name in TORN_NAMES:
-        answer = asks.call(method, f"/v0/topics/{name}{tail}", body)
+    for name in MALFORMED_NAMES:
+        answer = checked_api.call(method, f"/v0/topics/{name}{tail}", body)
         assert answer.status in (400, 404)
         refused(answer, answer.status, "invalid_request", "not_found")
     if method in ("GET", "POST") and body != ONE:
-        error = refused(asks.call(method, f"/v0/topics/x{tail}", body), 404, "topic_not_found")
+        error = refused(
+            checked_api.call(method, f"/v0/topics/x{tail}", body), 404, "topic_not_found"
+        )
         assert error["detail"]["topic"] == "x"
     if tail in QUEUE_CALLS:
-        refused(asks.call(method, f"/v0/topics/log{tail}", body), 409, "not_a_queue")
+        refused(checked_api.call(method, f"/v0/topics/log{tail}", body), 409, "not_a_queue")
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", None), ("PUT", {}), ("DELETE", None)])
 def test_a_router_in_the_path_must_have_a_valid_name_and_exist(
-    asks: Api, method: str, body: Any
+    checked_api: Api, method: str, body: Any
 ) -> None:
     body = body if body is None else {"source": "new", "dest": "x"}
     for name in BAD_ROUTER_NAMES:
-        refused(asks.call(method, f"/v0/routers/{name}", body), 400, "invalid_request")
+        refused(checked_api.call(method, f"/v0/routers/{name}", body), 400, "invalid_request")
     if method == "GET":
-        error = refused(asks.call("GET", "/v0/routers/a-%3Eb"), 404, "router_not_found")
+        error = refused(checked_api.call("GET", "/v0/routers/a-%3Eb"), 404, "router_not_found")
         assert error["detail"]["router"] == "a->b"
 
 
-def test_a_topic_in_a_body_must_exist(asks: Api, tells: Socket) -> None:
+def test_a_topic_in_a_body_must_exist(checked_api: Api, checked_socket: Socket) -> None:
     topics: dict[str, Any] = {"topics": {"log": {}, "x": {}}}
-    refused(asks.append("x", 1, create=False), 404, "topic_not_found")
-    refused(put_router(asks, "r", "log", "x", create_dest=False), 404, "topic_not_found")
-    error = refused(asks.call("POST", "/v0/watch", topics), 404, "topic_not_found")
+    refused(checked_api.append("x", 1, create=False), 404, "topic_not_found")
+    refused(put_router(checked_api, "r", "log", "x", create_dest=False), 404, "topic_not_found")
+    error = refused(checked_api.call("POST", "/v0/watch", topics), 404, "topic_not_found")
     assert error["detail"]["topic"] == "x"
-    failed(tells_of(tells, {"op": "subscribe", **topics}), "bad", "topic_not_found")
-    failed(tells_of(tells, {"op": "subscribe", "topic": "x"}), "bad", "topic_not_found")
+    failed(reply_of(checked_socket, {"op": "subscribe", **topics}), "bad", "topic_not_found")
+    failed(reply_of(checked_socket, {"op": "subscribe", "topic": "x"}), "bad", "topic_not_found")
     publish = {"op": "publish", "topic": "x", **ONE, "create": False}
-    failed(tells_of(tells, publish), "bad", "topic_not_found")
+    failed(reply_of(checked_socket, publish), "bad", "topic_not_found")
 
 
 @pytest.mark.parametrize(
@@ -239,44 +245,44 @@ def test_a_topic_in_a_body_must_exist(asks: Api, tells: Socket) -> None:
     ids=["record", "meta", "batch", "delay", "time"],
 )
 def test_records_that_a_topic_does_not_accept_are_refused(
-    asks: Api, tells: Socket, records: list[Any], code: str
+    checked_api: Api, checked_socket: Socket, records: list[Any], code: str
 ) -> None:
     for topic in ("new", "log"):
-        refused(asks.append(topic, records=[{"data": 1}, *records]), 400, code)
+        refused(checked_api.append(topic, records=[{"data": 1}, *records]), 400, code)
         publish = {"op": "publish", "topic": topic, "records": records}
-        failed(tells_of(tells, publish), "bad", code)
+        failed(reply_of(checked_socket, publish), "bad", code)
 
 
 @pytest.mark.parametrize("path", METHODS)
-def test_the_refusal_of_a_method_names_the_allowed_ones(asks: Api, path: str) -> None:
+def test_the_refusal_of_a_method_names_the_allowed_ones(checked_api: Api, path: str) -> None:
     for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"} - METHODS[path]:
         body = b"{}" if method in ("POST", "PUT", "PATCH") else None
-        answer = asks.call(method, path, body)
+        answer = checked_api.call(method, path, body)
         refused(answer, 405, "method_not_allowed")
         named = {*answer.headers["allow"].split(", ")}
         assert METHODS[path] <= named <= METHODS[path] | {"HEAD", "OPTIONS"}
 
 
 @pytest.mark.parametrize("path", UNKNOWN_PATHS)
-def test_an_unknown_path_gets_404(asks: Api, path: str) -> None:
+def test_an_unknown_path_gets_404(checked_api: Api, path: str) -> None:
     for method in ("GET", "POST", "PUT", "DELETE"):
         body = b"{}" if method in ("POST", "PUT") else None
-        refused(asks.call(method, path, body), 404, "not_found")
+        refused(checked_api.call(method, path, body), 404, "not_found")
 
 
 @pytest.mark.parametrize(("method", "path", "body", "queries"), QUERIES, ids=lambda v: f"{v}"[:24])
 def test_an_invalid_query_is_refused(
-    asks: Api, method: str, path: str, body: Any, queries: list[str]
+    checked_api: Api, method: str, path: str, body: Any, queries: list[str]
 ) -> None:
     for query in queries:
-        refused(asks.call(method, f"{path}?{query}", body), 400, "invalid_request")
+        refused(checked_api.call(method, f"{path}?{query}", body), 400, "invalid_request")
 
 
-def test_a_stream_requires_a_session_and_an_accept_of_event_streams(asks: Api) -> None:
+def test_a_stream_requires_a_session_and_an_accept_of_event_streams(checked_api: Api) -> None:
     def opened(path: str, accept: str = "text/event-stream") -> Answer:
-        return refused_stream(asks.address, path, f"Accept: {accept}")
+        return refused_stream(checked_api.address, path, f"Accept: {accept}")
 
-    url = session(asks, ["log"])["stream_url"]
+    url = session(checked_api, ["log"])["stream_url"]
     for accept in NO_STREAM:
         for path in (url, "/v0/watch?topic=log", "/v0/topics/queue/work?node=w"):
             refused(opened(path, accept), 406, "not_acceptable")
@@ -319,7 +325,7 @@ def test_unknown_fields_are_ignored(api: Api, socket: Socket, topic: str, name: 
     body = named | {"nope": {"a": [1]}, "$seq": 5} | {key.upper(): 5 for key in named}
     body |= {"TTL_MS": "x", "From_Seq": 9, "Limit": -1}
     if route.method == "WS":
-        assert tells_of(socket, body)["op"] in ("subscribed", "unsubscribed", "ack")
+        assert reply_of(socket, body)["op"] in ("subscribed", "unsubscribed", "ack")
         return
     path = route.path.replace("/new", f"/{topic}").replace("/log", f"/{topic}")
     path = path.replace("/queue", f"/{topic}").replace("/r", f"/{topic}.", 1)

@@ -152,16 +152,16 @@ def test_responses_are_not_compressed_without_a_request(api: Api, topic: str, ac
 
 
 def test_every_response_can_be_read_by_a_client_that_accepts_gzip(api: Api, topic: str) -> None:
-    wish = {"Accept-Encoding": "gzip"}
+    accept_gzip = {"Accept-Encoding": "gzip"}
     path = f"/v0/topics/{topic}"
-    ok(plain(api.call("PUT", path, b"{}", wish)), 201)
-    ok(plain(api.call("POST", path, ONE, wish)))
-    ok(plain(api.call("POST", f"{path}/diff", b"{}", wish)))
-    ok(plain(api.call("GET", path, None, wish)))
-    ok(plain(api.call("GET", "/v0/topics", None, wish)))
-    refused(plain(api.call("GET", "/v0/nope", None, wish)), 404, "not_found")
-    refused(plain(api.call("POST", path, b"{", wish)), 400, "invalid_request")
-    ok(plain(api.call("DELETE", path, None, wish)))
+    ok(plain(api.call("PUT", path, b"{}", accept_gzip)), 201)
+    ok(plain(api.call("POST", path, ONE, accept_gzip)))
+    ok(plain(api.call("POST", f"{path}/diff", b"{}", accept_gzip)))
+    ok(plain(api.call("GET", path, None, accept_gzip)))
+    ok(plain(api.call("GET", "/v0/topics", None, accept_gzip)))
+    refused(plain(api.call("GET", "/v0/nope", None, accept_gzip)), 404, "not_found")
+    refused(plain(api.call("POST", path, b"{", accept_gzip)), 400, "invalid_request")
+    ok(plain(api.call("DELETE", path, None, accept_gzip)))
 
 
 def test_a_compressed_diff_contains_the_same_bytes(api: Api, topic: str) -> None:
@@ -179,7 +179,7 @@ def test_a_compressed_diff_contains_the_same_bytes(api: Api, topic: str) -> None
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACED = {"X-Request-Id": "mine-1", "traceparent": PARENT}
-MADE = re.compile(r"[0-9a-f]{12}-[0-9a-f]+")
+GENERATED_ID = re.compile(r"[0-9a-f]{12}-[0-9a-f]+")
 
 
 @pytest.mark.parametrize("traced", [True, False], ids=["traced", "plain"])
@@ -205,7 +205,7 @@ def test_every_response_has_a_request_id(api: Api, topic: str, traced: bool) -> 
         assert seen == {"mine-1"}
     else:
         assert len(seen) == 10
-        assert all(MADE.fullmatch(one) for one in seen)
+        assert all(GENERATED_ID.fullmatch(one) for one in seen)
 
 
 def test_a_stream_has_a_request_id(api: Api, topic: str) -> None:
@@ -216,7 +216,7 @@ def test_a_stream_has_a_request_id(api: Api, topic: str) -> None:
         named = {name.lower(): value for name, value in stream.headers}
         assert (named["x-request-id"], named["traceparent"]) == ("mine-1", PARENT)
     with Stream(api.address, url) as stream:
-        assert MADE.fullmatch(dict(stream.headers)["x-request-id"])
+        assert GENERATED_ID.fullmatch(dict(stream.headers)["x-request-id"])
 
 
 def test_a_websocket_has_a_request_id(api: Api) -> None:
@@ -229,4 +229,4 @@ def test_the_response_to_invalid_http_has_a_request_id(wire: Wire) -> None:
     wire.send(b"NONSENSE\r\n\r\n")
     answer = wire.answer()
     assert answer.status == 400
-    assert MADE.fullmatch(answer.headers["x-request-id"])
+    assert GENERATED_ID.fullmatch(answer.headers["x-request-id"])

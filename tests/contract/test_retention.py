@@ -14,9 +14,9 @@ from tests.contract.retained import (
     CLASSES,
     RECORDS,
     erased,
-    everything,
     floors,
     gap,
+    observable_state,
     page_of,
     put,
     seqs,
@@ -135,10 +135,10 @@ def test_a_full_topic_refuses_and_appends_nothing(api: Api, topic: str, durabili
     refused(api.append(topic, 3, 4), 422, "topic_full")
     assert floors(api, topic)["head_seq"] == 2
     ok(api.append(topic, 3))
-    before = everything(api, topic)
+    before = observable_state(api, topic)
     for data in ([4], [4, 5], list(range(100))):
         refused(api.append(topic, *data), 422, "topic_full")
-    assert everything(api, topic) == before
+    assert observable_state(api, topic) == before
     assert [record["data"] for record in api.read(topic)] == [1, 2, 3]
 
 
@@ -254,25 +254,25 @@ def _scenes(api: Api, durability: str) -> dict[str, str]:
         scenes[full] = about
         return full
 
-    aged = scene("ttl", "expired records, the TTL relaxed")
+    aged = scene("ttl", "expired records, the TTL removed")
     mixed = scene("mixed", "cap first, then TTL")
-    unseen = scene("unseen", "expired records that nobody has looked for, the TTL relaxed")
-    scene("cap", "a cap that holds", cap_records=4)
-    put(api, scene("relaxed", "a cap that was relaxed", cap_records=4), cap_records=0)
-    put(api, scene("tightened", "a cap that came later"), cap_records=4)
-    put(api, scene("both-ways", "a cap that came and went"), cap_records=4)
+    unseen = scene("unseen", "expired records that no request has read, the TTL removed")
+    scene("cap", "a cap that evicts", cap_records=4)
+    put(api, scene("relaxed", "a cap that was removed", cap_records=4), cap_records=0)
+    put(api, scene("tightened", "a cap that was set later"), cap_records=4)
+    put(api, scene("both-ways", "a cap that was set and then raised"), cap_records=4)
     put(api, f"{durability}.both-ways", cap_records=9)
     erased(api, scene("deleted", "a cap, then a delete", cap_records=4), before_seq=9)
     erased(api, scene("emptied", "a cap, then everything deleted", cap_records=4), before_seq=99)
-    holes = scene("holes", "deletes between, then a cap")
+    holes = scene("holes", "deletes between other records, then a cap")
     for number in (2, 5, 6):
         erased(api, holes, match=f"t{number}")
     put(api, holes, cap_records=4)
     scene("bytes", "a cap of bytes", cap_bytes=500)
     scene("full", "a topic that rejects", cap_records=10, discard="reject")
-    again = scene("again", "made again", cap_records=3)
+    again = scene("again", "deleted and created again", cap_records=3)
     ok(api.delete(again))
-    scene("again", "made again", 5, cap_records=3)
+    scene("again", "deleted and created again", 5, cap_records=3)
     put(api, mixed, cap_records=7)
     time.sleep(0.5)
     for name in (aged, mixed, unseen):
@@ -293,7 +293,7 @@ def restarted(
     with Server(path, shards=1) as server:
         with Api(server.address) as api:
             scenes = [*_scenes(api, "fsync"), *_scenes(api, "disk")]
-            before = {name: everything(api, name) for name in scenes}
+            before = {name: observable_state(api, name) for name in scenes}
         with server.again(request.param) as api:
             yield api, before
 
@@ -304,8 +304,8 @@ def test_floors_and_tombstones_survive_a_restart(
     restarted: tuple[Api, dict[str, Any]], durability: str
 ) -> None:
     api, before = restarted
-    mine = {name: seen for name, seen in before.items() if name.startswith(f"{durability}.")}
-    assert {name: everything(api, name) for name in mine} == mine
+    of_class = {name: seen for name, seen in before.items() if name.startswith(f"{durability}.")}
+    assert {name: observable_state(api, name) for name in of_class} == of_class
 
 
 @pytest.mark.slow

@@ -24,14 +24,14 @@ def removed(api: Api, topic: str, **query: object) -> list[str]:
     return found
 
 
-def gone(api: Api, *names: str) -> None:
+def assert_deleted(api: Api, *names: str) -> None:
     for name in names:
         refused(api.call("GET", path_of(name)), 404, "router_not_found")
 
 
 def listed(api: Api, **query: Any) -> list[str]:
-    asked = "&".join(f"{name}={value}" for name, value in query.items())
-    page = ok(api.call("GET", f"/v0/routers?{asked}"))
+    query_string = "&".join(f"{name}={value}" for name, value in query.items())
+    page = ok(api.call("GET", f"/v0/routers?{query_string}"))
     return [each["router"] for each in page["routers"]]
 
 
@@ -42,7 +42,7 @@ def test_a_router_is_deleted_with_either_end(api: Api, ends: Ends, end: str) -> 
     ok(api.append(source, "a", "b"))
     arrived(api, dest, "a", "b")
     assert removed(api, source if end == "source" else dest) == [name]
-    gone(api, name)
+    assert_deleted(api, name)
     assert listed(api, prefix=source) == []
     if end == "source":
         assert data(kept(api, dest)) == ["a", "b"], "the copies were deleted"
@@ -65,12 +65,12 @@ def test_exactly_the_routers_of_a_topic_are_deleted_with_it(api: Api, topic: str
         for last, letter in zip(lasts, "cab", strict=True)
     ]
     double = route(api, middle, lasts[0], f"{topic}-B")
-    beside = route(api, lasts[0], f"{topic}.beside")
+    remaining = route(api, lasts[0], f"{topic}.remaining")
     assert removed(api, middle) == sorted([into, *out, double])
-    gone(api, into, *out, double)
-    assert shown(api, beside)["source"] == lasts[0]
+    assert_deleted(api, into, *out, double)
+    assert shown(api, remaining)["source"] == lasts[0]
     ok(api.append(lasts[0], "a"))
-    arrived(api, f"{topic}.beside", "a")
+    arrived(api, f"{topic}.remaining", "a")
     ok(api.append(first, "b"))
     assert api.get(middle).status == 404
     for name in (first, *lasts):
@@ -103,7 +103,7 @@ def test_an_empty_topic_is_deleted_with_its_routers(api: Api, ends: Ends) -> Non
     source, dest = ends
     name = route(api, source, dest)
     assert removed(api, dest, if_empty="true") == [name]
-    gone(api, name)
+    assert_deleted(api, name)
 
 
 def test_a_recreated_topic_gets_no_copies(api: Api, ends: Ends) -> None:
@@ -128,10 +128,10 @@ def test_a_recreated_topic_gets_no_copies(api: Api, ends: Ends) -> None:
 
 def test_routers_of_a_cycle_are_deleted_with_their_topics(api: Api, ends: Ends) -> None:
     source, dest = ends
-    there = route(api, source, dest, allow_cycle=True)
+    forward = route(api, source, dest, allow_cycle=True)
     back = route(api, dest, source, allow_cycle=True)
     ok(api.append(source, "a"))
-    assert removed(api, source) == sorted([there, back])
+    assert removed(api, source) == sorted([forward, back])
     assert removed(api, dest) == []
 
 

@@ -43,13 +43,13 @@ def row(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[list[s
 def settled(api: Api, *names: str) -> list[int]:
     """Return ``forwarded_total`` of routers in a cycle once it stops changing."""
 
-    def look() -> list[int]:
+    def read_counts() -> list[int]:
         return [forwarded(api, name) for name in names]
 
     def is_done(before: list[int]) -> bool:
-        return not any(lag(api, name) for name in names) and look() == before
+        return not any(lag(api, name) for name in names) and read_counts() == before
 
-    return until(look, is_done)
+    return until(read_counts, is_done)
 
 
 # --- chains and fan-out
@@ -110,42 +110,42 @@ def test_a_chain_without_a_cycle_forwards_over_any_length(api: Api, topic: str) 
 def test_only_routers_on_a_cycle_limit_the_hops(api: Api, topic: str) -> None:
     """The test has a mirror and a chain that starts at it."""
     one, other, *tail = names_for(topic, [0, 1, 0, 1, 1])
-    there = route(api, one, other)
+    forward = route(api, one, other)
     back = route(api, other, one, allow_cycle=True)
     names = [route(api, *pair) for pair in itertools.pairwise([other, *tail])]
     ok(api.append(one, "a"))
-    assert settled(api, there, back, *names) == [HOPS // 2] * 2 + [HOPS // 2] * len(names)
+    assert settled(api, forward, back, *names) == [HOPS // 2] * 2 + [HOPS // 2] * len(names)
     assert data(kept(api, tail[-1])) == ["a"] * (HOPS // 2)
     assert drop(api, back)
     ok(api.append(one, "b"))
-    passed(api, there, *names)
+    passed(api, forward, *names)
     assert data(kept(api, tail[-1])) == [*["a"] * (HOPS // 2), "b"]
 
 
 @pytest.mark.parametrize("count", [1, 10])
 def test_a_mirror_terminates(api: Api, row: list[str], count: int) -> None:
     one, other, *_ = row
-    there = route(api, one, other, allow_cycle=True)
+    forward = route(api, one, other, allow_cycle=True)
     back = route(api, other, one, allow_cycle=True)
     ok(api.append(one, *range(count)))
-    assert settled(api, there, back) == [4 * count, 4 * count]
+    assert settled(api, forward, back) == [4 * count, 4 * count]
     assert Counter(data(kept(api, one))) == Counter([*range(count)] * 5)
     assert Counter(data(kept(api, other))) == Counter([*range(count)] * 4)
     ok(api.append(other, "back"))
-    assert settled(api, there, back) == [4 * count + 4, 4 * count + 4]
+    assert settled(api, forward, back) == [4 * count + 4, 4 * count + 4]
     assert Counter(data(kept(api, one)))["back"] == 4
     assert Counter(data(kept(api, other)))["back"] == 5
 
 
 def test_a_cycle_of_three_terminates(api: Api, row: list[str]) -> None:
-    circle = row[:3]
+    topics = row[:3]
     names = [
         route(api, source, dest, allow_cycle=True)
-        for source, dest in zip(circle, circle[1:] + circle[:1], strict=True)
+        for source, dest in zip(topics, topics[1:] + topics[:1], strict=True)
     ]
-    ok(api.append(circle[0], "a"))
+    ok(api.append(topics[0], "a"))
     assert settled(api, *names) == [3, 3, 2]
-    assert [len(kept(api, name)) for name in circle] == [3, 3, 3]
+    assert [len(kept(api, name)) for name in topics] == [3, 3, 3]
 
 
 def test_a_mirror_returns_no_records_to_the_node_that_wrote_them(api: Api, row: list[str]) -> None:

@@ -24,7 +24,7 @@ from tests.support.sse import watch
 from tests.support.ws import Socket, subscribe
 
 Ends = tuple[str, str]
-TURNS = 5
+ROUNDS = 5
 WAIT_MS = 30_000
 BOUND_S = 12.0  # for a call that a stopped process must not delay
 ROWS = [(0, 0), (1, 0), (0, 1, 0), (1, 0, 0, 1)]
@@ -47,7 +47,7 @@ def row(request: pytest.FixtureRequest, api: Api, topic: str) -> Iterator[list[s
 
 def test_a_lag_of_0_means_that_the_dest_has_every_record(api: Api, row: list[str]) -> None:
     routers = [f"{source}->{dest}" for source, dest in itertools.pairwise(row)]
-    for number in range(1, TURNS + 1):
+    for number in range(1, ROUNDS + 1):
         ok(api.append(row[0], number))
         passed(api, *routers)
         assert data(kept(api, row[-1])) == [*range(1, number + 1)]
@@ -55,7 +55,7 @@ def test_a_lag_of_0_means_that_the_dest_has_every_record(api: Api, row: list[str
 
 
 def test_a_long_poll_gets_each_copy(api: Api, row: list[str]) -> None:
-    for number in range(TURNS):
+    for number in range(ROUNDS):
         ok(api.append(row[0], number))
         page = ok(api.diff(row[-1], from_seq=number, wait_ms=WAIT_MS))
         assert (data(page["records"]), page["head_seq"]) == ([number], number + 1)
@@ -63,7 +63,7 @@ def test_a_long_poll_gets_each_copy(api: Api, row: list[str]) -> None:
 
 def test_a_waiting_claim_gets_each_copy(api: Api, row: list[str]) -> None:
     queue = Queue(api, row[-1])
-    for number in range(TURNS):
+    for number in range(ROUNDS):
         ok(api.append(row[0], number))
         assert data(queue.claim("w", wait_ms=WAIT_MS)) == [number]
 
@@ -71,7 +71,7 @@ def test_a_waiting_claim_gets_each_copy(api: Api, row: list[str]) -> None:
 def test_a_watch_and_a_subscription_get_each_copy(api: Api, row: list[str], socket: Socket) -> None:
     subscribe(socket, row[-1], from_seq=0)
     with watch(api, [row[-1]]) as stream:
-        for number in range(TURNS):
+        for number in range(ROUNDS):
             ok(api.append(row[0], number))
             assert data(stream.records(1)) == data(socket.records(1)) == [number]
 
@@ -152,7 +152,7 @@ def test_forwarding_continues_without_the_shard_that_owns_the_routers(own: Serve
 def test_calls_to_a_stopped_shard_do_not_delay_other_calls(tmp_path: Path) -> None:
     """Calls about topics of other shards do not wait for them."""
     names = names_for("t", [2, 0, 1, 0, 1, 1, 0], 3)
-    stuck, near, far, source, dest, gone, other = names
+    stuck, near, far, source, dest, deleted, other = names
     with Server(tmp_path / "data", shards=3) as server:
         server.wait_roles(4)
 
@@ -163,7 +163,7 @@ def test_calls_to_a_stopped_shard_do_not_delay_other_calls(tmp_path: Path) -> No
         with Api(server.address) as api:
             for name in names:
                 ok(api.put(name), 201)
-            route(api, other, gone)
+            route(api, other, deleted)
             with server.stopped("shard 2"):
                 calls = (
                     ("PUT", path_of("from"), {"source": stuck, "dest": far}),
@@ -178,7 +178,7 @@ def test_calls_to_a_stopped_shard_do_not_delay_other_calls(tmp_path: Path) -> No
                 for number in range(3):
                     ok(put(api, f"between{number}", source, dest), 201)
                     ok(delete(api, f"between{number}"))
-                ok(api.call("DELETE", f"/v0/topics/{gone}"))
+                ok(api.call("DELETE", f"/v0/topics/{deleted}"))
                 took_s = time.monotonic() - began
                 assert took_s < BOUND_S / 3
             for thread in waiting:

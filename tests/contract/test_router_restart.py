@@ -85,18 +85,18 @@ def test_copies_are_the_same_after_a_restart(
             assert data(before[dest]) == data(kept(api, source))
         if sealed:
             fill_the_log(api)
-    for turn in range(1, 3):
+    for step in range(1, 3):
         with server.again(end) as api:
             for source, dest, name in made:
                 found = kept(api, dest)
                 assert found[: len(before[dest])] == before[dest]
-                assert forwarded(api, name) == 40 * turn, "the count is not exact"
-                append(api, source, 40, 40 * turn)
+                assert forwarded(api, name) == 40 * step, "the count is not exact"
+                append(api, source, 40, 40 * step)
             for source, dest, name in made:
                 passed(api, name)
                 before[dest] = kept(api, dest)
                 assert data(before[dest]) == data(kept(api, source))
-                assert seqs(before[dest]) == [*range(1, 40 * (turn + 1) + 1)]
+                assert seqs(before[dest]) == [*range(1, 40 * (step + 1) + 1)]
 
 
 @RUNS

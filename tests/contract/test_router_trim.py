@@ -42,7 +42,7 @@ def gap_of(page: Any) -> tuple[int, int] | None:
     return page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]
 
 
-def is_whole(api: Api, dest: str) -> None:
+def wait_until_forwarded(api: Api, dest: str) -> None:
     """Wait until the head of the dest has passed all records of the source."""
     until(lambda: api.state(dest)["head_seq"], lambda head: head == 1 + EVICTED + KEPT)
 
@@ -62,7 +62,7 @@ def test_records_evicted_from_the_source_are_reported_as_a_gap_in_the_dest(
     open_again(api, dest)
     expected = [*range(EVICTED, EVICTED + KEPT)]
     passed(api, name)
-    is_whole(api, dest)
+    wait_until_forwarded(api, dest)
     page = ok(api.diff(dest))
     assert (data(page["records"]), gap_of(page)) == (["first"], None)
     assert page["next_from_seq"] == 1, "the page did not end before the gap"
@@ -86,7 +86,7 @@ def test_a_gap_ends_a_long_poll(api: Api, ends: Ends) -> None:
     assert 2 == first <= last <= 1 + EVICTED, "the gap may be reported while it grows"
 
 
-def told_in_a_watch(stream: Stream, before: Sequence[Any] = ()) -> None:
+def assert_gap_in_watch(stream: Stream, before: Sequence[Any] = ()) -> None:
     """Check that the stream reports the gap in consecutive parts, then the records after it.
 
     ``before`` contains the tombstones that were already received.
@@ -112,13 +112,13 @@ def test_a_watch_reports_a_gap(api: Api, ends: Ends) -> None:
         contents = live.read_until_caught_up([dest])
         assert contents.data() == ["first"]
         open_again(api, dest)
-        told_in_a_watch(live, contents.tombstones)
+        assert_gap_in_watch(live, contents.tombstones)
     with watch(api, {dest: {"from_seq": 1}}) as late:
-        told_in_a_watch(late)
+        assert_gap_in_watch(late)
     url = session(api, {dest: {}})["stream_url"]
     with Stream(api.address, url) as first:
         assert data(first.records(1)) == ["first"]
-        told_in_a_watch(first)
+        assert_gap_in_watch(first)
 
 
 def test_a_web_socket_reports_a_gap(api: Api, ends: Ends, socket: Socket) -> None:
@@ -147,7 +147,7 @@ def test_a_gap_is_forwarded_along_a_chain(api: Api, topic: str) -> None:
     open_again(api, dest)
     passed(api, first, name)
     for topic_name in (dest, last):
-        is_whole(api, topic_name)
+        wait_until_forwarded(api, topic_name)
         page = ok(api.diff(topic_name, from_seq=1))
         assert gap_of(page) == (2, 1 + EVICTED), topic_name
         assert data(page["records"]) == [*range(EVICTED, EVICTED + KEPT)]

@@ -63,10 +63,10 @@ def test_mutated_requests_are_refused_and_valid_ones_are_accepted(tmp_path: Path
     assert findings.valid > 100
     assert growth.lines().keys() == {"front 0", "shard 0", "shard 1"}
     for name in {row.name for row in ROWS}:
-        spoiled = {
+        mutated = {
             outcome.split()[-1]: count
             for outcome, count in findings.outcomes.items()
             if outcome.startswith(f"{name} spoiled ")
         }
-        refused = any(status.startswith("4") for status in spoiled)
-        assert refused or sum(spoiled.values()) < FEW, f"{name}: {spoiled}"
+        refused = any(status.startswith("4") for status in mutated)
+        assert refused or sum(mutated.values()) < FEW, f"{name}: {mutated}"

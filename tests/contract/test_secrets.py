@@ -34,7 +34,7 @@ def new_secret(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A server, its keys, and keys that it does not know. ``check_response`` has every received
+    """A server, its keys, and keys that it does not know. ``received`` contains every received
     byte.
     """
 
@@ -43,33 +43,33 @@ class Guarded:
     unknown: tuple[str, ...] = field(
         default_factory=lambda: (new_secret("wrong"), new_secret("no"))
     )
-    check_response: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
 
     @property
     def all(self) -> tuple[str, ...]:
         return self.known + self.unknown
 
-    def say(self, content: bytes, *, hears: bool = True) -> None:
+    def send(self, content: bytes, *, reads_response: bool = True) -> None:
         """Send raw bytes on a new connection, and record the response."""
         with Wire(self.server.address, timeout_s=5) as wire:
             wire.send(content)
             wire.half_close()
-            self.check_response.append(wire.rest() if hears else b"")
+            self.received.append(wire.rest() if reads_response else b"")
 
 
 def traces(secret: str) -> set[bytes]:
     """Return forbidden bytes: both halves of the key, and forms that reveal it."""
     half = len(secret) // 2
     digest = hashlib.sha256(secret.encode())
-    told = {secret[2:half], secret[half:-2], quote(secret, safe=""), digest.hexdigest()}
+    revealing = {secret[2:half], secret[half:-2], quote(secret, safe=""), digest.hexdigest()}
     coded = {
         base64.b64encode(text.encode()).rstrip(b"=")
         for text in (secret, f":{secret}", f"user:{secret}", digest.hexdigest())
     }
-    return {text.encode() for text in told} | coded | {digest.digest()}
+    return {text.encode() for text in revealing} | coded | {digest.digest()}
 
 
-def assert_untold(secrets_of: tuple[str, ...], content: bytes, where: str) -> None:
+def assert_no_trace(secrets_of: tuple[str, ...], content: bytes, where: str) -> None:
     for secret in secrets_of:
         for trace in traces(secret):
             at = content.find(trace)
@@ -92,11 +92,11 @@ def guarded(
     env["wal_file_bytes"] = str(1 << 20)  # small log files, which are soon read to seal them
     with Server(folder / "data", shards=2, **env) as server:
         guarded = Guarded(server, known)
-        exercise(guarded)
+        send_keys(guarded)
         yield guarded
 
 
-def exercise(guarded: Guarded) -> None:
+def send_keys(guarded: Guarded) -> None:
     """Send keys in every possible place of a request."""
     with Api(guarded.server.address, token=guarded.known[0]) as api:
         ok(api.append("t42:a", 1), 201)
@@ -106,15 +106,15 @@ def exercise(guarded: Guarded) -> None:
     for secret in guarded.all:
         for line in LINES:
             for headers in credentials(secret):
-                guarded.say(request(*line, b"{}", *headers, "Connection: close"))
+                guarded.send(request(*line, b"{}", *headers, "Connection: close"))
             for query in queries(secret):
                 path = f"{line[1]}{'&' if '?' in line[1] else '?'}{query}"
-                guarded.say(request(line[0], path, b"{}", "Connection: close"))
+                guarded.send(request(line[0], path, b"{}", "Connection: close"))
         for content in malformed(secret):
-            guarded.say(content)
-        guarded.say(handshake(KEY, f"Authorization: Bearer {secret}"))
-        guarded.say(handshake(KEY, path=f"/v0/ws?token={quote(secret)}"))
-        guarded.say(request("GET", f"{url}?token={quote(secret)}", None, "Accept: text/plain"))
+            guarded.send(content)
+        guarded.send(handshake(KEY, f"Authorization: Bearer {secret}"))
+        guarded.send(handshake(KEY, path=f"/v0/ws?token={quote(secret)}"))
+        guarded.send(request("GET", f"{url}?token={quote(secret)}", None, "Accept: text/plain"))
     stream_with(guarded, url)
 
 
@@ -126,7 +126,7 @@ def stream_with(guarded: Guarded, url: str) -> None:
     with Socket(guarded.server.address, token=reader) as socket:
         for text in ('{"op":"publish","topic":"t42:a","records":[]}', "{", '{"op":"no"}'):
             socket.text(text)
-            guarded.check_response.append(repr(socket.message()).encode())
+            guarded.received.append(repr(socket.message()).encode())
 
 
 LINES = [
@@ -209,15 +209,15 @@ def malformed(secret: str) -> list[bytes]:
 
 @pytest.mark.slow
 def test_no_response_contains_a_key(guarded: Guarded) -> None:
-    assert sum(map(bool, guarded.check_response)) > 800
-    assert_untold(guarded.all, b"\n".join(guarded.check_response), "an answer")
+    assert sum(map(bool, guarded.received)) > 800
+    assert_no_trace(guarded.all, b"\n".join(guarded.received), "a response")
 
 
 @pytest.mark.slow
 def test_no_log_line_contains_a_key(guarded: Guarded) -> None:
     assert guarded.server.log is not None
     assert len(guarded.server.log.events()) > 2
-    assert_untold(guarded.all, guarded.server.logged.encode(), "the log")
+    assert_no_trace(guarded.all, guarded.server.logged.encode(), "the log")
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_no_key_is_visible_in_proc(guarded: Guarded) -> None:
                 content = Path(f"/proc/{pid}/{name}").read_bytes()
             except PermissionError:  # not even the owner may read it
                 continue
-            assert_untold(guarded.known, content, f"/proc/PID/{name}")
+            assert_no_trace(guarded.known, content, f"/proc/PID/{name}")
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_no_data_file_contains_a_key(guarded: Guarded) -> None:
     files = [path for path in guarded.server.data_dir.rglob("*") if path.is_file()]
     assert files
     for path in files:
-        assert_untold(guarded.all, path.read_bytes(), path.name)
+        assert_no_trace(guarded.all, path.read_bytes(), path.name)
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_the_metrics_contain_no_key(guarded: Guarded) -> None:
     with Api(guarded.server.address, token=guarded.known[1]) as api:
         for accept in ("text/plain", "application/json"):
             answer = api.call("GET", "/v0/metrics", headers={"Accept": accept})
-            assert_untold(guarded.all, answer.body + repr(answer.headers).encode(), "the metrics")
+            assert_no_trace(guarded.all, answer.body + repr(answer.headers).encode(), "the metrics")
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_the_settings_are_printed_without_keys(tmp_path: Path, by_file: bool) ->
     shown = command("serve", "--print-config", **given)
     assert shown.returncode == 0
     assert b"TOPICS_PORT=" in shown.stdout
-    assert_untold((secret,), shown.stdout + shown.stderr, "the settings")
+    assert_no_trace((secret,), shown.stdout + shown.stderr, "the settings")
 
 
 @pytest.mark.parametrize(
@@ -300,4 +300,4 @@ def test_the_error_about_an_invalid_key_does_not_contain_it(tmp_path: Path, entr
     assert shown.returncode == 2
     for variable in (b"TOPICS_PORT=", b"TOPICS_API_KEYS:", b"TOPICS_API_KEYS_FILE"):
         assert variable in shown.stderr
-    assert_untold((secret,), shown.stdout + shown.stderr, "the refusal")
+    assert_no_trace((secret,), shown.stdout + shown.stderr, "the refusal")

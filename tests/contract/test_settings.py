@@ -145,16 +145,16 @@ def test_all_invalid_settings_are_reported_together(tmp_path: Path) -> None:
         assert name in server.logged
 
 
-@pytest.mark.parametrize(("cap", "is_told"), [(100, False), (16_385, True), (0, False)])
+@pytest.mark.parametrize(("cap", "is_logged"), [(100, False), (16_385, True), (0, False)])
 def test_a_cap_of_streams_that_no_process_can_reach_is_logged(
-    tmp_path: Path, cap: int, is_told: bool
+    tmp_path: Path, cap: int, is_logged: bool
 ) -> None:
     with Server(tmp_path / "data", shards=1, max_sse_connections=cap) as server:
         assert server.log is not None
-        told = [line for line in server.log.events() if "max_sse_connections" in line]
-        assert [line["max_sse_connections"] for line in told] == [cap] * is_told
-        assert all(line["level"] == "warning" for line in told)
-        assert all(line["max_connections"] <= 16_384 for line in told)
+        logged = [line for line in server.log.events() if "max_sse_connections" in line]
+        assert [line["max_sse_connections"] for line in logged] == [cap] * is_logged
+        assert all(line["level"] == "warning" for line in logged)
+        assert all(line["max_connections"] <= 16_384 for line in logged)
 
 
 # --- keys (§0.2)

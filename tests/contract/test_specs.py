@@ -48,10 +48,10 @@ def test_the_compressed_document_has_its_own_etag(api: Api, path: str) -> None:
     assert gzip.decompress(packed.body) == plain.body
     assert packed.headers["etag"] != plain.headers["etag"]
     assert {plain.headers["vary"], packed.headers["vary"]} == {"accept-encoding"}
-    asked = {"Accept-Encoding": "gzip", "If-None-Match": packed.headers["etag"]}
-    assert api.call("GET", path, None, asked).status == 304
-    asked["If-None-Match"] = plain.headers["etag"]
-    assert api.call("GET", path, None, asked).status == 200
+    request_headers = {"Accept-Encoding": "gzip", "If-None-Match": packed.headers["etag"]}
+    assert api.call("GET", path, None, request_headers).status == 304
+    request_headers["If-None-Match"] = plain.headers["etag"]
+    assert api.call("GET", path, None, request_headers).status == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/v0"])
@@ -64,6 +64,9 @@ def test_the_root_links_to_the_documents(api: Api, path: str) -> None:
 
 @pytest.mark.slow
 def test_the_documents_require_no_key(tmp_path: Path) -> None:
-    with Server(tmp_path / "data", shards=1, api_keys="k") as server, Api(server.address) as nobody:
-        assert [nobody.call("GET", path).status for path in (OPENAPI, ASYNCAPI)] == [200, 200]
-        refused(nobody.call("GET", "/v0/topics"), 401, "unauthorized")
+    with (
+        Server(tmp_path / "data", shards=1, api_keys="k") as server,
+        Api(server.address) as anonymous,
+    ):
+        assert [anonymous.call("GET", path).status for path in (OPENAPI, ASYNCAPI)] == [200, 200]
+        refused(anonymous.call("GET", "/v0/topics"), 401, "unauthorized")

@@ -39,8 +39,8 @@ class ChunkWire(Wire):
 def opened(api: Api, path: str, version: str = "1.1") -> tuple[ChunkWire, dict[str, str]]:
     """Open a stream and return it with its header fields."""
     wire = ChunkWire(api.address)
-    asked = request("GET", path, None, "Accept: text/event-stream")
-    wire.send(asked.replace(b" HTTP/1.1\r\n", f" HTTP/{version}\r\n".encode()))
+    head = request("GET", path, None, "Accept: text/event-stream")
+    wire.send(head.replace(b" HTTP/1.1\r\n", f" HTTP/{version}\r\n".encode()))
     status, headers = wire.head()
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     return wire, headers

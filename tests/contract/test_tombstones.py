@@ -90,10 +90,10 @@ def test_a_write_larger_than_the_cap_ends_a_long_poll_with_the_gap(
             return page_of(own, topic, 5, wait_ms=20_000)
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(poll)
+        pending = pool.submit(poll)
         time.sleep(0.2)  # a parked poll cannot be detected from outside
         ok(api.append(topic, *range(10)))
-        page = asked.result(30)
+        page = pending.result(30)
     assert (gap(page, "cap"), seqs(page)) == ((6, 11), [12, 13, 14, 15])
 
 
@@ -158,13 +158,15 @@ def test_a_topic_whose_records_have_all_expired_is_empty(api: Api, old: str) -> 
     assert ok(api.delete(old, if_empty="true"))["deleted"] is True
 
 
-@pytest.mark.parametrize("looked", [True, False], ids=["3.3 seen", "3.3 unseen"])
+@pytest.mark.parametrize(
+    "is_read_before", [True, False], ids=["3.3 read before", "3.3 not read before"]
+)
 @pytest.mark.parametrize("ttl_ms", [0, 3_600_000])
 def test_a_longer_ttl_restores_no_expired_record(
-    api: Api, old: str, looked: bool, ttl_ms: int
+    api: Api, old: str, is_read_before: bool, ttl_ms: int
 ) -> None:
     put(api, old, ttl_ms=TTL_MS)
-    if looked:
+    if is_read_before:
         assert gap(page_of(api, old, 0), "ttl") == (1, 5)
     put(api, old, ttl_ms=ttl_ms)
     assert floors(api, old) == {"head_seq": 5, "earliest_seq": 6, "count": 0, "bytes": 0}
@@ -232,9 +234,9 @@ def test_no_read_returns_records_that_expired_before_the_request(api: Api, topic
     while time.monotonic() < until:
         number += 1
         ok(api.append(topic, number))
-        asked = time.time_ns() // 1_000_000
+        requested_ms = time.time_ns() // 1_000_000
         page = page_of(api, topic, 0)
-        assert all(asked - record["$ts"] <= 300 for record in page["records"])
+        assert all(requested_ms - record["$ts"] <= 300 for record in page["records"])
         assert page["earliest_seq"] >= floor, "the floor decreased"
         floor = page["earliest_seq"]
         assert seqs(page) == list(range(floor, number + 1))

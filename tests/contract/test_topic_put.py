@@ -26,7 +26,7 @@ def test_an_empty_body_needs_no_content_type_and_creates_with_defaults(
     assert body["config"] == DEFAULTS
 
 
-def test_put_again_is_a_no_op(api: Api, topic: str) -> None:
+def test_a_repeated_put_is_a_no_op(api: Api, topic: str) -> None:
     config = {"ttl_ms": 60_000, "cap_records": 10, "durable": True, "priority": 10}
     first = ok(api.put(topic, config), 201)
     again = ok(api.put(topic, config))

@@ -189,24 +189,24 @@ def test_a_stream_of_256_topics_sends_records_of_each_and_resumes(
 def test_a_deleted_topic_ends_only_its_part_of_a_stream_and_is_reported_again_on_resume(
     api: Api, new_name: Callable[[], str]
 ) -> None:
-    gone, stays = new_name(), new_name()
-    create(api, gone, 1, 2)
-    create(api, stays)
-    url = session(api, [gone, stays])["stream_url"]
+    deleted, remaining = new_name(), new_name()
+    create(api, deleted, 1, 2)
+    create(api, remaining)
+    url = session(api, [deleted, remaining])["stream_url"]
     with Stream(api.address, url) as stream:
-        stream.read_until_caught_up([gone, stays])
-        ok(api.delete(gone))
+        stream.read_until_caught_up([deleted, remaining])
+        ok(api.delete(deleted))
         event = stream.event(DELETED)
-        assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
-        ok(api.append(gone, "another topic"), 201)
-        ok(api.append(stays, "x"))
+        assert event.json() == {"topic": deleted, "head_seq": 2, "reason": "deleted"}
+        ok(api.append(deleted, "another topic"), 201)
+        ok(api.append(remaining, "x"))
         assert data(stream.records(1)) == ["x"]
         stream.quiet(0.05)
     with Stream(api.address, url, last_event_id=stream.blocks[-1].id) as stream:
         event = stream.event(DELETED)
-        assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
-        assert event.cursor == {gone: 2, stays: 1}
-        ok(api.append(stays, "y"))
+        assert event.json() == {"topic": deleted, "head_seq": 2, "reason": "deleted"}
+        assert event.cursor == {deleted: 2, remaining: 1}
+        ok(api.append(remaining, "y"))
         assert data(stream.records(1)) == ["y"]
 
 

@@ -83,25 +83,25 @@ def test_every_id_contains_the_cursors_of_all_topics(api: Api, new_name: Callabl
 def test_a_deleted_topic_is_reported_on_resume_and_the_others_continue(
     api: Api, new_name: Callable[[], str]
 ) -> None:
-    gone, stays, new = new_name(), new_name(), new_name()
-    create(api, gone, 1, 2)
-    create(api, stays, 1)
-    with Stream(api.address, url_of(gone, stays)) as stream:
-        last_id = stream.read_until_caught_up([gone, stays]).last_id
+    deleted, remaining, new = new_name(), new_name(), new_name()
+    create(api, deleted, 1, 2)
+    create(api, remaining, 1)
+    with Stream(api.address, url_of(deleted, remaining)) as stream:
+        last_id = stream.read_until_caught_up([deleted, remaining]).last_id
         stream.leave()
-    ok(api.delete(gone))
-    ok(api.append(stays, 2))
+    ok(api.delete(deleted))
+    ok(api.append(remaining, 2))
     create(api, new, "new")
-    url = url_of(gone, stays, new)
+    url = url_of(deleted, remaining, new)
     for _ in range(2):
         with Stream(api.address, url, last_event_id=last_id) as stream:
             event = stream.event(DELETED)
-            assert event.json() == {"topic": gone, "head_seq": 2, "reason": "deleted"}
-            contents = stream.read_until_caught_up([stays, new])
+            assert event.json() == {"topic": deleted, "head_seq": 2, "reason": "deleted"}
+            contents = stream.read_until_caught_up([remaining, new])
             assert sorted(map(str, contents.data())) == ["2", "new"]
     # A topic that only the id names is ignored.
-    with Stream(api.address, url_of(stays), last_event_id=contents.last_id) as stream:
-        assert stream.read_until_caught_up([stays]).records == []
+    with Stream(api.address, url_of(remaining), last_event_id=contents.last_id) as stream:
+        assert stream.read_until_caught_up([remaining]).records == []
     refused(refusal(api, url), 404, "topic_not_found")
 
 

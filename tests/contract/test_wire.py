@@ -22,8 +22,8 @@ HOT = pytest.mark.parametrize("method", ["POST", "PUT"])
 
 
 def chunked(body: bytes, size: int) -> bytes:
-    pieces = [body[at : at + size] for at in range(0, len(body), size)]
-    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    chunks = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 
 def start(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
@@ -93,12 +93,12 @@ def test_a_request_may_arrive_in_fragments_of_any_size(
     server: Server, api: Api, topic: str, method: str, tail: str, body: bytes
 ) -> None:
     ok(api.put(topic), 201)
-    whole = request(method, f"/v0/topics/{topic}{tail}", body)
+    raw_request = request(method, f"/v0/topics/{topic}{tail}", body)
     with Wire(server.address) as wire:
-        wire.send(*(whole[at : at + 1] for at in range(len(whole))))
+        wire.send(*(raw_request[at : at + 1] for at in range(len(raw_request))))
         ok(wire.answer())
-        for cut in range(1, len(whole), 7):
-            wire.send(whole[:cut], whole[cut:])
+        for cut in range(1, len(raw_request), 7):
+            wire.send(raw_request[:cut], raw_request[cut:])
             ok(wire.answer())
 
 

@@ -77,16 +77,16 @@ def test_a_plain_get_is_refused(api: Api) -> None:
 
 
 def test_a_message_may_be_fragmented(socket: Socket) -> None:
-    text = json.dumps(command("ping", "pieces-é"), ensure_ascii=False).encode()
+    text = json.dumps(command("ping", "fragments-é"), ensure_ascii=False).encode()
     cut = text.index("é".encode()) + 1  # inside a character
     socket.frame(TEXT, text[:5], fin=False)
     socket.frame(PING, b"between")
-    socket.frame(PONG, b"nobody asked for it")
+    socket.frame(PONG, b"unsolicited")
     socket.frame(CONTINUATION, text[5:cut], fin=False)
     socket.frame(CONTINUATION, b"", fin=False)
     socket.frame(CONTINUATION, text[cut:])
     assert socket.receive() == WebSocketFrame(PONG, b"between")
-    assert socket.message("pong")["request_id"] == "pieces-é"
+    assert socket.message("pong")["request_id"] == "fragments-é"
 
 
 @pytest.mark.parametrize("size", [125, 126, 65_535, 65_536, 300_000])
@@ -117,7 +117,7 @@ BROKEN = {
     "opcode 3": b"\x83\x80abcd",
     "opcode 11": b"\x8b\x80abcd",
     "reserved bit": b"\xc1\x80abcd",
-    "ping in pieces": b"\x09\x80abcd",
+    "fragmented ping": b"\x09\x80abcd",
     "ping of 128": b"\x89\xfe\x00\x80abcd" + bytes(128),
     "nothing to continue": b"\x80\x80abcd",
     "close of 1 byte": b"\x88\x81abcdx",

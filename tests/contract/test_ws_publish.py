@@ -61,7 +61,7 @@ def publish(request_id: str, topic: str, *datas: Any, **fields: Any) -> dict[str
     )
 
 
-def say_at_once(socket: Socket, commands: Iterable[Any]) -> None:
+def send_batch(socket: Socket, commands: Iterable[Any]) -> None:
     """Send all commands in one write."""
     socket.send(b"".join(map(text, commands)))
 
@@ -95,36 +95,36 @@ def test_every_publish_of_a_batch_gets_its_own_reply(socket: Socket, api: Api, t
         else:
             fields, expected[request_id] = bad[number // 3 % len(bad)]
             commands.append({**command("publish", request_id, topic=topic), **fields})
-    say_at_once(socket, commands)
-    told = answers(socket, 60)
-    assert {each["request_id"]: each.get("code", "ack") for each in told} == expected
-    acks = [each for each in told if each["op"] == "ack"]
-    wanted = [number for number in range(60) if number % 3]
+    send_batch(socket, commands)
+    replies = answers(socket, 60)
+    assert {each["request_id"]: each.get("code", "ack") for each in replies} == expected
+    acks = [each for each in replies if each["op"] == "ack"]
+    accepted = [number for number in range(60) if number % 3]
     assert [(int(ack["request_id"]), ack["last_seq"]) for ack in acks] == [
-        (number, seq) for seq, number in enumerate(wanted, 1)
+        (number, seq) for seq, number in enumerate(accepted, 1)
     ]
-    assert stored(api, topic) == wanted
+    assert stored(api, topic) == accepted
 
 
 def test_a_subscription_finds_a_topic_that_an_earlier_publish_created(
     socket: Socket, topic: str
 ) -> None:
     first, second, third = (publish(f"p{number}", topic, number) for number in (1, 2, 3))
-    say_at_once(socket, [first, second, command("subscribe", "s", topic=topic), third])
-    told: dict[str, list[Any]] = {"ack": [], "subscribed": [], "record": [], "caught_up": []}
-    while len(told["ack"]) < 3 or sum(len(each["records"]) for each in told["record"]) < 3:
-        message = socket.message(*told)
-        told[message["op"]].append(message)
-    answered = [each["request_id"] for each in told["ack"] + told["subscribed"]]
+    send_batch(socket, [first, second, command("subscribe", "s", topic=topic), third])
+    by_op: dict[str, list[Any]] = {"ack": [], "subscribed": [], "record": [], "caught_up": []}
+    while len(by_op["ack"]) < 3 or sum(len(each["records"]) for each in by_op["record"]) < 3:
+        message = socket.message(*by_op)
+        by_op[message["op"]].append(message)
+    answered = [each["request_id"] for each in by_op["ack"] + by_op["subscribed"]]
     assert answered == ["p1", "p2", "p3", "s"]
-    assert [record["data"] for each in told["record"] for record in each["records"]] == [1, 2, 3]
+    assert [record["data"] for each in by_op["record"] for record in each["records"]] == [1, 2, 3]
 
 
 def test_publishes_sent_before_a_close_are_stored(server: Server, api: Api, topic: str) -> None:
     ok(api.put(topic), 201)
     with Socket(server.address) as socket:
-        said = b"".join(text(publish(str(number), topic, number)) for number in range(5))
-        socket.send(said + frame_bytes(CLOSE, b"", mask=b"abcd"))
+        frames = b"".join(text(publish(str(number), topic, number)) for number in range(5))
+        socket.send(frames + frame_bytes(CLOSE, b"", mask=b"abcd"))
         socket.closed()
     assert ok(api.diff(topic, wait_ms=5000))["next_from_seq"] == 5
     assert stored(api, topic) == list(range(5))
@@ -138,9 +138,9 @@ def test_long_and_short_publishes_keep_their_order(tmp_path: Path) -> None:
     with narrow, Api(narrow.address) as api, Socket(narrow.address) as socket:
         for topic in ("memory", "disk"):
             ok(api.put(topic, {"durability": topic}), 201)
-            say_at_once(socket, [publish(str(at), topic, one) for at, one in enumerate(values)])
-            told = answers(socket, len(values))
-            assert [(each["request_id"], each["last_seq"]) for each in told] == [
+            send_batch(socket, [publish(str(at), topic, one) for at, one in enumerate(values)])
+            replies = answers(socket, len(values))
+            assert [(each["request_id"], each["last_seq"]) for each in replies] == [
                 (str(at), at + 1) for at in range(len(values))
             ]
             assert stored(api, topic) == values
@@ -157,16 +157,16 @@ def test_every_publish_is_answered_if_the_shard_crashes(tmp_path: Path) -> None:
         Socket(server.address) as socket,
     ):
         ok(api.put("t", {"durability": "disk"}), 201)
-        say_at_once(socket, [publish(str(number), "t", number) for number in range(100)])
-        told = [socket.message("ack")]
+        send_batch(socket, [publish(str(number), "t", number) for number in range(100)])
+        replies = [socket.message("ack")]
         shard = server.roles()["shard 0"]
         os.kill(shard, signal.SIGSTOP)
-        say_at_once(socket, [publish(str(number), "t", number) for number in range(100, 200)])
+        send_batch(socket, [publish(str(number), "t", number) for number in range(100, 200)])
         socket.say("ping", "taken")
-        told += socket.until("pong")[:-1]
+        replies += socket.until("pong")[:-1]
         os.kill(shard, signal.SIGKILL)
-        told += answers(socket, 200 - len(told))
-        codes = {int(each["request_id"]): each.get("code") for each in told}
+        replies += answers(socket, 200 - len(replies))
+        codes = {int(each["request_id"]): each.get("code") for each in replies}
         assert set(codes) == set(range(200))
         assert {codes[number] for number in range(100, 200)} == {"not_ready"}
         server.wait_ready()

@@ -19,15 +19,15 @@ def test_a_subscription_reports_the_head_of_the_topic(socket: Socket, api: Api, 
     epoch = create(api, topic, *range(5), cap_records=3)
     other = f"{topic}.other"
     other_epoch = create(api, other, *range(4))
-    asked = {topic: {"tail": True}, other: {"from_seq": 4}}
-    body = socket.ask("subscribe", "s1", topics=asked)
+    positions = {topic: {"tail": True}, other: {"from_seq": 4}}
+    body = socket.ask("subscribe", "s1", topics=positions)
     assert body["op"] == "subscribed"
     assert body["topics"] == {
         topic: {"from_seq": 5, "head_seq": 5, "earliest_seq": 3, "epoch": epoch},
         other: {"from_seq": 4, "head_seq": 4, "earliest_seq": 1, "epoch": other_epoch},
     }
-    told = [socket.message() for _ in asked]
-    assert sorted(told, key=lambda one: one["topic"]) == [
+    messages = [socket.message() for _ in positions]
+    assert sorted(messages, key=lambda one: one["topic"]) == [
         {"op": "caught_up", "topic": topic, "head_seq": 5},
         {"op": "caught_up", "topic": other, "head_seq": 4},
     ]
@@ -79,17 +79,17 @@ def test_a_start_below_the_floor_is_reported_as_a_tombstone(
 def test_a_deleted_topic_is_reported_and_ends_only_its_subscription(
     socket: Socket, api: Api, new_name: Callable[[], str]
 ) -> None:
-    gone, stays = new_name(), new_name()
-    for name in (gone, stays):
+    deleted, remaining = new_name(), new_name()
+    for name in (deleted, remaining):
         create(api, name, 1)
         subscribe(socket, name)
-    ok(api.delete(gone))
+    ok(api.delete(deleted))
     body = socket.message("topic_deleted")
     assert set(body) == {"op", "topic", "head_seq", "reason"}
-    assert (body["topic"], body["reason"], type(body["head_seq"])) == (gone, "deleted", int)
-    ok(api.append(gone, "again"), 201)
-    ok(api.append(stays, 2))
-    assert socket.message("record")["topic"] == stays
+    assert (body["topic"], body["reason"], type(body["head_seq"])) == (deleted, "deleted", int)
+    ok(api.append(deleted, "again"), 201)
+    ok(api.append(remaining, 2))
+    assert socket.message("record")["topic"] == remaining
 
 
 def test_unsubscribing_ends_one_subscription(

@@ -74,8 +74,11 @@ def start() -> None:
     """Start the service. Raise `SystemExit` if it ends before it is ready."""
     service, notify = unit(), RUN / "notify"
     notify.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, (RUN / "log").open("ab") as log:
-        told.bind(str(notify))
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications,
+        (RUN / "log").open("ab") as log,
+    ):
+        notifications.bind(str(notify))
         program, *args = service["ExecStart"][0].split()
         process = subprocess.Popen(
             [DEST / program.lstrip("/"), *args],
@@ -89,7 +92,7 @@ def start() -> None:
         (RUN / "pid").write_text(str(process.pid))
         until = time.monotonic() + START_S
         while time.monotonic() < until and process.poll() is None:
-            if is_readable(told.fileno(), 0.05) and b"READY=1" in told.recv(4096):
+            if is_readable(notifications.fileno(), 0.05) and b"READY=1" in notifications.recv(4096):
                 return
     process.kill()
     sys.exit(f"Job for topics.service failed ({process.wait()}).")

@@ -133,15 +133,15 @@ def test_as_process_1_of_a_container_the_server_reaps_orphans_and_drains(tmp_pat
         wait_until(lambda: len({*children(supervisor)} - before) == 1, "the orphan is not adopted")
         (orphan,) = {*children(supervisor)} - before
         os.kill(orphan, signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is not buried")
+        wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is not reaped")
         os.kill(supervisor, signal.SIGTERM)
         assert family.end() == 0
         assert len(family.events("process ended")) == len(before)
 
 
-def wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
+def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
     until = time.monotonic() + WITHIN_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < until, otherwise
         time.sleep(0.02)
 
@@ -171,8 +171,8 @@ def test_each_container_that_another_waits_for_has_a_health_check() -> None:
     services = compose()["services"]
     waited_for = {name for each in services.values() for name in each.get("depends_on", ())}
     assert waited_for <= services.keys()
-    telling = {name for name, each in services.items() if "healthcheck" in each}
-    assert waited_for <= telling | {"topics"}, "its image has the check"
+    with_check = {name for name, each in services.items() if "healthcheck" in each}
+    assert waited_for <= with_check | {"topics"}, "its image has the check"
 
 
 def test_every_secret_has_a_reader_and_none_is_committed() -> None:
@@ -212,8 +212,8 @@ def test_the_commands_of_the_page_create_every_secret(tmp_path: Path) -> None:
     files = {Path(each["file"]).name for each in compose()["secrets"].values()}
     assert {path.name for path in made.iterdir()} == files | {"admin-key"}
     assert "10001 api-keys" in done.stdout.splitlines()
-    rows, mistakes = keys.check(made / "api-keys")
-    assert mistakes == []
+    rows, errors = keys.check(made / "api-keys")
+    assert errors == []
     assert [row["scopes"] for row in rows] == [["read", "write", "delete", "admin"], ["read"]]
     secrets = [(made / name).read_text().strip() for name in ("admin-key", "scrape-key")]
     assert (made / "api-keys").read_text().split() == [secrets[0], f"{secrets[1]}:read"]

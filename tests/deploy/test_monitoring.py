@@ -37,7 +37,7 @@ ALERTS = {
 @pytest.fixture(scope="module")
 def page() -> Page:
     """Return the metrics page of a server with topics, queues and routers."""
-    return dashboard.whole_page()
+    return dashboard.complete_page()
 
 
 def standby_metrics() -> set[str]:
@@ -91,9 +91,9 @@ def test_panels_are_numbered_and_do_not_overlap() -> None:
 
 @pytest.mark.slow
 def test_alerts_query_existing_metrics(page: Page) -> None:
-    asked = families(page, " ".join(EXPRESSION.findall("".join(RULES))))
-    assert len(asked) >= len(ALERTS)
-    assert asked <= {*page.types} | standby_metrics()
+    queried = families(page, " ".join(EXPRESSION.findall("".join(RULES))))
+    assert len(queried) >= len(ALERTS)
+    assert queried <= {*page.types} | standby_metrics()
 
 
 @pytest.mark.slow

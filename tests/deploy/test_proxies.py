@@ -202,8 +202,8 @@ def test_http_2_carries_requests_and_streams(proxy: Proxy, api: Api, topic: str)
     command = [curl, "-sN", "--http2", "--cacert", str(proxy.certificate)]
     command += ["--resolve", f"localhost:{port}:{host}", "--max-time", "60"]
     url = f"https://localhost:{port}/v0"
-    said = subprocess.check_output([*command, "-w", "%{http_version}", f"{url}/ready"], text=True)
-    assert said.endswith("2")
+    output = subprocess.check_output([*command, "-w", "%{http_version}", f"{url}/ready"], text=True)
+    assert output.endswith("2")
     ok(api.append(topic, "first"), 201)
     watch = subprocess.Popen(
         [*command, f"{url}/watch?topic={topic}"], stdout=subprocess.PIPE, text=True

@@ -63,7 +63,7 @@ def metered() -> Iterator[Api]:
         yield api
 
 
-def whole_page() -> Page:
+def complete_page() -> Page:
     """Return a metrics page on which every family has a series."""
     with metered() as api:
         return until(lambda: scrape(api), lambda page: not without_series(page))
@@ -159,7 +159,7 @@ def variable(name: str, kind: str, query: str, **more: object) -> dict[str, Any]
 def dashboard(page: Page) -> str:
     """Return the content of the file."""
     everything = {"text": "All", "value": "$__all"}
-    whole = {
+    content = {
         "uid": "topics",
         "title": "topics",
         "tags": ["topics"],
@@ -182,11 +182,11 @@ def dashboard(page: Page) -> str:
         },
         "panels": [*panels(page)],
     }
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        FILE.write_text(dashboard(whole_page()))
+        FILE.write_text(dashboard(complete_page()))
     else:
-        sys.stdout.write(dashboard(whole_page()))
+        sys.stdout.write(dashboard(complete_page()))

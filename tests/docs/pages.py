@@ -119,8 +119,8 @@ class Running:
     def _read(self) -> None:
         """Collect the output until the last process closes the terminal."""
         with suppress(OSError):
-            while piece := os.read(self._screen, 1 << 16):
-                self._output += piece
+            while chunk := os.read(self._screen, 1 << 16):
+                self._output += chunk
 
     def close(self) -> None:
         """End all of its processes, and read the remaining output."""
@@ -168,10 +168,10 @@ class Running:
         return f"{self.block.code}\n--- shows\n{self.output}\n--- not\n{self.block.shown}"
 
 
-def wait_until(is_so: Callable[[], bool], running: Running) -> None:
+def wait_until(condition: Callable[[], bool], running: Running) -> None:
     """Wait for a condition. Raise `AssertionError` with the output of the block."""
     until = time.monotonic() + BLOCK_MAX_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < until, str(running)
         time.sleep(0.02)
 
@@ -211,18 +211,18 @@ class Reader:
 
     def _read_section(self, section: list[Block]) -> None:
         with ExitStack() as stack:
-            beside: list[Running] = []
+            background: list[Running] = []
             for block in section:
                 streams = self._streams()
                 running = self._start(block)
                 stack.callback(running.close)
                 if block.how == "until-ctrl-c":
-                    beside.append(running)
+                    background.append(running)
                     self._wait_for_begin(running, streams)
                 else:
                     running.end()
-            while beside:
-                beside.pop().interrupt()
+            while background:
+                background.pop().interrupt()
 
     def _use(self, host: str, port: int) -> None:
         self._api = Api((host, port))

@@ -196,7 +196,7 @@ class Specifications:
 
     def said(self, message: Any, command: Any = None) -> None:
         op = message["op"]
-        assert op not in COMMANDS, f"the server says what clients say: {message}"
+        assert op not in COMMANDS, f"the server sent a command: {message}"
         check(payload_of("socket", op), message, f"socket {op}")
         if command is not None and op != "error":
             check(payload_of("socket", command["op"]), command, f"socket {command['op']}")

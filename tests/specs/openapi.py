@@ -37,8 +37,8 @@ WATCH_DEFAULTS: Final = {f.encode_name: f.default for f in msgspec.structs.field
 def openapi() -> Json:
     """Return the document."""
     routes = [route for route in table.ROUTES if not route.path.startswith(LEFT_OUT)]
-    strangers = {route.name for route in routes} ^ {*ROUTES}
-    assert not strangers, f"tests/specs/described.py: ROUTES: {sorted(strangers)}"
+    mismatched = {route.name for route in routes} ^ {*ROUTES}
+    assert not mismatched, f"tests/specs/described.py: ROUTES: {sorted(mismatched)}"
     shapes = [*_shapes(routes)]
     _, schemas = msgspec.json.schema_components(shapes, ref_template=SCHEMAS)
     paths: Json = {}
@@ -221,7 +221,7 @@ def _schema(type_: Any) -> Json:
 
 def _shared_parameters() -> Json:
     header: Json = {"in": "header", "schema": {"type": "string"}}
-    asked = {
+    server_timing = {
         "name": SERVER_TIMING.name,
         "in": "query",
         "description": PARAMETERS[SERVER_TIMING.name],
@@ -232,7 +232,7 @@ def _shared_parameters() -> Json:
             for name, type_ in NAMES.items()
         },
         SERVER_TIMING.name: {
-            **asked,
+            **server_timing,
             "schema": {"type": "boolean", "default": SERVER_TIMING.default},
         },
         "Idempotency-Key": {

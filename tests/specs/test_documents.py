@@ -77,7 +77,7 @@ STATE: dict[str, Any] = {
     "routers_removed": [],
     "performance": {"server_total_ms": 1},
 }
-GONE = {"error": {"code": "topic_not_found", "message": "it is gone"}}
+NOT_FOUND = {"error": {"code": "topic_not_found", "message": "the topic does not exist"}}
 LIMITED = {"error": {"code": "throttled", "message": "later"}}
 JUDGE = Specifications()
 
@@ -89,7 +89,7 @@ def answer(status: int, document: Any, **headers: str) -> Answer:
 
 def test_the_judge_accepts_documented_responses() -> None:
     JUDGE.answered("DELETE", "/v0/topics/a?if_empty=true", answer(200, STATE))
-    JUDGE.answered("POST", "/v0/topics/a/diff", answer(404, GONE))
+    JUDGE.answered("POST", "/v0/topics/a/diff", answer(404, NOT_FOUND))
     JUDGE.answered("GET", "/v0/health", answer(429, LIMITED, retry_after="1"))
     JUDGE.answered("GET", "/nowhere", answer(401, _code("unauthorized")))
     JUDGE.answered("PATCH", "/v0/health", answer(405, _code("method_not_allowed")))
@@ -103,12 +103,12 @@ def _code(code: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "tell",
+    "violate",
     [
         lambda: JUDGE.answered("DELETE", "/v0/topics/a", answer(200, STATE | {"more": 1})),
         lambda: JUDGE.answered("DELETE", "/v0/topics/a", answer(200, STATE | {"deleted": 1})),
         lambda: JUDGE.answered("DELETE", "/v0/topics/a", answer(201, STATE)),
-        lambda: JUDGE.answered("DELETE", "/v0/topics/a", answer(404, GONE)),
+        lambda: JUDGE.answered("DELETE", "/v0/topics/a", answer(404, NOT_FOUND)),
         lambda: JUDGE.answered("GET", "/v0/topics/a", answer(200, STATE)),
         lambda: JUDGE.answered("GET", "/v0/topics/a", answer(404, _code("router_not_found"))),
         lambda: JUDGE.answered("HEAD", "/v0/health", answer(200, STATE)),
@@ -128,9 +128,9 @@ def _code(code: str) -> Any:
         lambda: JUDGE.said({"op": "pong", "request_id": 1}, {"op": "subscribe", "topic": 5}),
     ],
 )
-def test_the_judge_refuses_undocumented_responses(tell: Callable[[], None]) -> None:
+def test_the_judge_refuses_undocumented_responses(violate: Callable[[], None]) -> None:
     with pytest.raises(AssertionError):
-        tell()
+        violate()
 
 
 def test_the_judge_checks_the_requests_that_succeeded() -> None:

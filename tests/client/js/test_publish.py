@@ -278,7 +278,7 @@ def test_ready_resolves_when_fewer_messages_than_max_pending_are_unacknowledged(
 
 def test_a_socket_without_replies_is_reopened(run: Run) -> None:
     """The program shortens 30 s to 300 ms."""
-    hurry = """
+    short_timeout = """
       const { setTimeout: wait } = globalThis;
       globalThis.setTimeout = (act, ms) => wait(act, ms / 100);
     """
@@ -287,7 +287,7 @@ def test_a_socket_without_replies_is_reopened(run: Run) -> None:
         pass
 
     with answering(silent, ack) as sockets:
-        running = run(hurry + PUBLISH, url=sockets.url, topic="t", count=1)
+        running = run(short_timeout + PUBLISH, url=sockets.url, topic="t", count=1)
         running.wait(lambda events: of(events, "acked") == [0])
         running.close()
 

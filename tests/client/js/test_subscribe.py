@@ -117,8 +117,8 @@ def test_a_refusal_is_reported_once_and_ends_the_subscription(
     code: str,
 ) -> None:
     client.topic("client-here").put()
-    asked = {"url": url_of(guarded), "key": KEY, "topics": ["client-here"], **options}
-    subscription = subscribe(**asked)
+    arguments = {"url": url_of(guarded), "key": KEY, "topics": ["client-here"], **options}
+    subscription = subscribe(**arguments)
     subscription.wait(bool)
     if isinstance(subscription, InNode):
         subscription.join()  # the process has exited, so no request is repeated
@@ -156,10 +156,10 @@ def test_a_subscription_resumes_after_its_last_event_after_every_failure(
     with Answering(*moments) as server:
         subscription = subscribe(url=server.url, topics="t", key="k", heartbeat_ms=1000)
         assert subscription.records(3) == [1, 2, 3]
-        ids = [last_id for _, last_id in server.asked]
+        ids = [last_id for _, last_id in server.requests]
         assert ids == [None, None, None, "a", "b", "b", "c", "c"]
         path = "/v0/watch?topic=t&include_tags=true&heartbeat_ms=1000"
-        assert {path for path, _ in server.asked} == {path}
+        assert {path for path, _ in server.requests} == {path}
     waits = [event for event in of(subscription.events(), "status") if event["state"] == "waiting"]
     assert [(event["status"], event["code"]) for event in waits[:7]] == [
         (503, "not_ready"),
@@ -183,8 +183,8 @@ def test_pauses_double_while_streams_contain_no_events(subscribe: Subscribe) -> 
 
 
 def test_bytes_may_arrive_one_by_one(subscribe: Subscribe) -> None:
-    pieces = [bytes((byte,)) for byte in CANNED]
-    with Answering(stream(*pieces, then=HEARTBEAT)) as server:
+    chunks = [bytes((byte,)) for byte in CANNED]
+    with Answering(stream(*chunks, then=HEARTBEAT)) as server:
         subscription = subscribe(url=server.url, topics="t")
         events = subscription.wait(lambda events: bool(of(events, "caughtUp")))
     assert data(events) == ["é", 2]
@@ -207,7 +207,7 @@ def test_a_response_of_another_kind_of_server_ends_the_subscription(
             lambda events: [e["state"] for _, e in events][-1:] == ["closed"]
         )
         assert events[-1][1].get("code") == code
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
 
 
 def test_no_handler_is_called_after_a_close(subscribe: Subscribe) -> None:
@@ -241,7 +241,7 @@ def test_a_subscription_with_an_aborted_signal_sends_no_request(subscribe: Subsc
         subscription = subscribe("{ signal: AbortSignal.abort() }", url=server.url, topics="t")
         if isinstance(subscription, InNode):
             subscription.join()
-        assert (server.asked, subscription.events()) == ([], [])
+        assert (server.requests, subscription.events()) == ([], [])
 
 
 def test_a_subscription_awaits_handlers_and_continues_if_they_fail(

@@ -91,13 +91,13 @@ ACROSS = """
 (async () => {
   const headers = { "Content-Type": "application/json", Authorization: "Bearer KEY" };
   const body = JSON.stringify({ records: [{ data: "from a page" }] });
-  const told = await fetch(URL, { method: "POST", headers, body });
+  const response = await fetch(URL, { method: "POST", headers, body });
   const refused = await fetch(URL, { method: "POST", headers: {}, body });
   return {
-    status: told.status,
-    head_seq: (await told.json()).head_seq,
-    has_id: told.headers.has("x-request-id"),
-    shows_date: told.headers.has("date"),
+    status: response.status,
+    head_seq: (await response.json()).head_seq,
+    has_id: response.headers.has("x-request-id"),
+    shows_date: response.headers.has("date"),
     refused: [refused.status, (await refused.json()).error.code],
   };
 })().catch((failure) => ({ failed: failure.name }))
@@ -230,12 +230,12 @@ def test_chromium_can_use_a_websocket(
     script = SOCKET.replace("URL", json.dumps(at(server.address, "/v0/ws", "ws"))).replace(
         "TOPIC", json.dumps(topic)
     )
-    told = browser.evaluate(script)
+    result = browser.evaluate(script)
     shown = [
         record["data"]
-        for message in told["seen"]
+        for message in result["seen"]
         if message["op"] == "record"
         for record in message["records"]
     ]
     assert shown == ["old", {"from": "page", "text": "é\u2028"}]
-    assert (told["code"], told["clean"]) == (1000, True)
+    assert (result["code"], result["clean"]) == (1000, True)

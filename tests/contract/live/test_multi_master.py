@@ -41,14 +41,16 @@ def write(address: Address, mirror: Mirror, node: str) -> None:
             ok(api.append(mirror[number % 2], f"{node} {number}", node=node))
 
 
-def at_rest(api: Api, *names: str) -> list[int]:
+def settled_counts(api: Api, *names: str) -> list[int]:
     """Return the forwarded counts of two routers once they stop changing."""
 
-    def look() -> list[int]:
+    def read_counts() -> list[int]:
         return [forwarded(api, name) for name in names]
 
     return until(
-        look, lambda before: not any(lag(api, name) for name in names) and look() == before, 20
+        read_counts,
+        lambda before: not any(lag(api, name) for name in names) and read_counts() == before,
+        20,
     )
 
 
@@ -81,6 +83,6 @@ def test_each_node_gets_only_records_of_the_others_and_forwarding_terminates(
         assert found[node] == dict.fromkeys(expected, 1 + HOPS)
     total = WRITES * len(NODES)
     one, other = mirror
-    there, back = at_rest(api, f"{one}->{other}", f"{other}->{one}")
-    assert there + back == total * HOPS
+    forward, back = settled_counts(api, f"{one}->{other}", f"{other}->{one}")
+    assert forward + back == total * HOPS
     assert len(kept(api, one)) + len(kept(api, other)) == total * (1 + HOPS)

@@ -47,19 +47,19 @@ class Prometheus:
 
     def query(self, expression: str) -> list[Any]:
         """Return the series of an instant vector, or none while Prometheus starts."""
-        return list(self._ask(f"query?query={quote(expression)}", "result"))
+        return list(self._get(f"query?query={quote(expression)}", "result"))
 
     def alerts(self) -> dict[str, str]:
         """Return the state of each pending or firing alert."""
-        found = self._ask("alerts", "alerts")
+        found = self._get("alerts", "alerts")
         return {alert["labels"]["alertname"]: alert["state"] for alert in found}
 
     def rules(self) -> dict[str, str]:
         """Return the health of each alerting rule."""
-        rules = [rule for group in self._ask("rules", "groups") for rule in group["rules"]]
+        rules = [rule for group in self._get("rules", "groups") for rule in group["rules"]]
         return {rule["name"]: rule["health"] for rule in rules}
 
-    def _ask(self, path: str, member: str) -> Any:
+    def _get(self, path: str, member: str) -> Any:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
         try:
             connection.request("GET", f"/api/v1/{path}")

@@ -18,29 +18,29 @@ exceptions = pytest.importorskip("websockets.exceptions", reason="the dev extra 
 def talk(socket: Any, topic: str) -> None:
     """Subscribe, publish, receive the record, send an invalid command, continue."""
 
-    def say(op: str, **fields: Any) -> None:
+    def send(op: str, **fields: Any) -> None:
         socket.send(json.dumps({"op": op, "request_id": op, **fields}))
 
-    def hear() -> Any:
+    def receive() -> Any:
         return json.loads(socket.recv(timeout=TIMEOUT_S))
 
     def read_past_caught_up() -> Any:
-        while (message := hear())["op"] == "caught_up":
+        while (message := receive())["op"] == "caught_up":
             pass
         return message
 
-    say("subscribe", topic=topic)
-    assert hear()["op"] == "subscribed"
-    assert [record["data"] for record in hear()["records"]] == ["old"]
-    assert hear()["op"] == "caught_up"
-    say("publish", topic=topic, records=[{"data": "x" * 100_000}])
+    send("subscribe", topic=topic)
+    assert receive()["op"] == "subscribed"
+    assert [record["data"] for record in receive()["records"]] == ["old"]
+    assert receive()["op"] == "caught_up"
+    send("publish", topic=topic, records=[{"data": "x" * 100_000}])
     waiting = {"ack", "record"}
     while waiting:
-        waiting.discard(hear()["op"])
-    say("nope")
+        waiting.discard(receive()["op"])
+    send("nope")
     assert read_past_caught_up()["op"] == "error"
-    say("ping")
-    assert hear()["op"] == "pong"
+    send("ping")
+    assert receive()["op"] == "pong"
 
 
 @pytest.mark.parametrize("compression", ["deflate", None])
@@ -60,14 +60,14 @@ def test_websockets_can_publish_and_subscribe(
 def test_websockets_accepts_the_longest_record_with_a_higher_bound(api: Api, topic: str) -> None:
     longest = "x" * (2**20 - 2)  # 1 MiB including its quotes
     ok(api.append(topic, longest), 201)
-    ask = json.dumps({"op": "subscribe", "topic": topic, "from_seq": 0})
+    request_text = json.dumps({"op": "subscribe", "topic": topic, "from_seq": 0})
     address = at(api.address, "/v0/ws", "ws")
     with client.connect(address, proxy=None, max_size=None) as socket:
-        socket.send(ask)
+        socket.send(request_text)
         assert json.loads(socket.recv(10))["op"] == "subscribed"
         assert json.loads(socket.recv(10))["records"][0]["data"] == longest
     with client.connect(address, proxy=None) as socket:
-        socket.send(ask)
+        socket.send(request_text)
         with pytest.raises(exceptions.ConnectionClosedError):
             list(socket)
 

@@ -21,7 +21,7 @@ BOUND = 3 * 64 << 20
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("room") / "data", shards=1) as server:
+    with Server(tmp_path_factory.mktemp("space") / "data", shards=1) as server:
         yield server
 
 
