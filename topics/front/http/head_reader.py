@@ -44,8 +44,8 @@ T = TypeVar("T")
 
 
 class HeadCache(Generic[T]):
-    """Cache of decisions about heads, keyed by the digest of their bytes, with at most ``2 *
-    young_max`` entries.
+    """Cache of decisions about heads, keyed by the digest of their bytes. It has two generations of
+    at most ``young_max`` entries each.
 
         young --full--> old --full again--> dropped
           ^--- found -----'
