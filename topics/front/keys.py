@@ -1,10 +1,10 @@
 """Keys of a front: the current keys, and the effects of a change on requests in flight.
 
-    key table --KeySource--> Server, each tick --> Keys.access: requests are checked against it
-                                                |-> cached heads: dropped
-                                                |-> waiting calls: ended if they are now refused
-                                                '-> streams, watch sessions: closed if the key
-                                                    was removed or its rights have changed
+key table --KeySource--> Server, each tick --> Keys.access: requests are checked against it
+                                            |-> cached heads: dropped
+                                            |-> waiting calls: ended if they are now refused
+                                            '-> streams, watch sessions: closed if the key
+                                                was removed or its rights have changed
 """
 
 from __future__ import annotations

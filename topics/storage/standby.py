@@ -287,7 +287,7 @@ class Standby:
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
         number = self._next_number()
-        received: dict[str, tuple[str, str]] = {}  # by path: the file, and the hash of the sent bytes
+        received: dict[str, tuple[str, str]] = {}  # file and hash of the sent bytes, by path
 
         def store(info: tarfile.TarInfo, content: IO[bytes]) -> None:
             # ``PATH@OFFSET`` continues a known file. A plain name is a new file.

@@ -1,9 +1,9 @@
 """Live: the streams of a front and the messages of shards for them (decision 0010).
 
-    shards --jobs--> work streams (work_subscriptions.py, work_stream.py)
-    shards --> feeds (feed_subscriptions.py) --page--> every stream whose cursor is where the page
-                   |                                   begins (topic_streams.py)
-                   '-> cache of the newest pages, for readers slightly below the head (pages.py)
+shards --jobs--> work streams (work_subscriptions.py, work_stream.py)
+shards --> feeds (feed_subscriptions.py) --page--> every stream whose cursor is where the page
+               |                                   begins (topic_streams.py)
+               '-> cache of the newest pages, for readers slightly below the head (pages.py)
 """
 
 from __future__ import annotations

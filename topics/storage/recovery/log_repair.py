@@ -61,7 +61,7 @@ RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers
 # at most as long as the largest log file and the largest write (1 GiB each). A record has at least
 # 11 bytes in the body of a write, and at least 32 bytes in a blob.
 RECORDS_IN_BLOBS = 1 << 27
-CORRECTED_MAX_BYTES = 1 << 20  # maximum length of a damaged range that is searched for a flipped bit
+CORRECTED_MAX_BYTES = 1 << 20  # maximum length of a range that is searched for a flipped bit
 
 
 class CannotRepair(Damaged):
@@ -90,7 +90,7 @@ class RepairPlan:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self.images: dict[Path, tuple[FileHeader, bytearray]] = {}  # headers and contents of log files
+        self.images: dict[Path, tuple[FileHeader, bytearray]] = {}  # of the log files
         self.changed: set[Path] = set()  # the images that are to be written
         self.damaged_files: list[
             Path
@@ -224,8 +224,7 @@ class LogRepair:
 
     def _next_intact(self, file: WalFile, lsn: int) -> int | None:
         """Return the LSN of the first intact frame after ``lsn`` in the file, or None."""
-        # Frames begin at multiples of 8 bytes. Other occurrences of the magic are data of
-        # records.
+        # Frames begin at multiples of 8 bytes. Other occurrences of the magic are record data.
         starts = (lsn + at for at in magics_from(file.view(), file.offset(lsn)) if at)
         return next((at for at in starts if at % 8 == 0 and self._intact(file, at)), None)
 

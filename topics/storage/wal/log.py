@@ -110,7 +110,7 @@ class Wal:
         # while the disk may have no space for a new file.
         self.rotates_by_blobs = False
         # The number of times that the log was resumed after `NoSpace`. LSNs from the resume point
-        # on are reused. The writer drops groups of an earlier era, because their frames were
+        # on are reused. The writer drops groups from an earlier era, because their frames were
         # rolled back.
         self._era = 0
         self.writer = WalWriter(
@@ -314,8 +314,7 @@ class Wal:
         self.writer.resume(lsn)
         # A file that could not be created is not in the list, so the last file is the tail again.
         self._tail = self._files[-1] if self._files else None
-        # Frames from ``lsn`` on are undone. Blobs and cached frames of them must no longer be
-        # found.
+        # Frames from ``lsn`` on are undone. Their blobs and cached data must no longer be found.
         self.blobs.drop_from(lsn)
         self.frames.drop_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0

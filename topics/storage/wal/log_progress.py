@@ -150,7 +150,7 @@ class WriteState:
     def note_synced_group(self, lsn: int) -> bool:
         """Record that the loop has written and synced the log up to ``lsn``.
 
-        Return False if the log is broken. In this case it is cut.
+        Return False if the log is broken. In that case, it is cut.
         """
         with self._lock:
             if self.broken is not None:
