@@ -78,7 +78,7 @@ def test_leases_are_listed_by_worker(topics: Run, hurt: str) -> None:
     (lease,) = topics("queue", "leases", hurt, "--json", "--node", "worker-a").objects
     assert (lease["$seq"], lease["deliveries"]) == (3, 1)
     done = topics("queue", "leases", hurt, "--node", "b")
-    assert done == (0, "", f"topics: no job of {hurt} is leased by b\n")
+    assert done == (0, "", f"topics: no job in {hurt} is leased by b\n")
 
 
 def test_a_redrive_moves_dead_letters_back(

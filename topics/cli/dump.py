@@ -114,7 +114,7 @@ def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip
 @click.option("--again", is_flag=True, help="Append even records that have been appended before.")
 @pass_shell
 def import_(shell: Shell, /, files: tuple[str, ...], to: str | None, again: bool) -> None:
-    """Append the records of an export.
+    """Append the records from an export.
 
     \b
     topics import backup.ndjson.gz

@@ -336,7 +336,7 @@ class Command(click.Command):
         self.epilog = self.epilog or "Global options and exit codes: topics --help."
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Return the command's own parameters, then the global options that it does not redefine."""
+        """Return its own parameters, then the global options that the command does not redefine."""
         own = super().get_params(context)
         taken = {name for parameter in own for name in parameter.opts}
         return [*own, *(option for option in _HIDDEN if not taken & {*option.opts})]

@@ -178,7 +178,7 @@ class Publisher(Sender):
             self._changed.notify_all()
 
     def _handle(self, reply: _Reply) -> None:
-        """Finish the record to which a reply belongs. Raise `TopicsError` if it must be sent again."""
+        """Finish the record of a reply. Raise `TopicsError` if the record must be sent again."""
         error = (
             None if reply.op == "ack" else command_error(reply.code, reply.message, reply.detail)
         )
