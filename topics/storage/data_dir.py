@@ -67,7 +67,7 @@ class DataDirectoryDamaged(Exception):
 
 
 class NotADataDirectory(Exception):
-    """The path is wrong: it does not exist, is a file, or is a directory that contains other data."""
+    """The path is wrong: it is missing, a file, or a directory that contains other data."""
 
 
 def check_path(path: Path) -> None:
