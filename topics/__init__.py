@@ -3,7 +3,7 @@
 The layers, from the lowest up. Modules import only from lower layers (tests/test_layers.py):
 
     formats, errors, config   bytes and values
-    engine                    rules: seqs, cursors, idempotency; without clocks, files and tasks
+    engine                    rules: seqs, cursors, idempotency; no clocks, files or tasks
     storage                   files, fsync, recovery
     actors                    rings between processes, mailboxes, the shard loop
     front                     HTTP: data plane and admin plane, streams

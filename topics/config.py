@@ -32,7 +32,7 @@ GIB = 1024 * MIB
 INLINE_BYTES = 256 * KIB
 ARENA_BYTES = 256 * MIB
 
-API_KEYS = "TOPICS_API_KEYS"  # the one variable that is not a setting: it is a secret
+API_KEYS = "TOPICS_API_KEYS"  # the only variable that is not a setting, because it is a secret
 CLIENT_VARIABLES = ("TOPICS_URL", "TOPICS_API_KEY")  # a server ignores them
 # The maximum byte budget of one read (§7.2). A response has at least one record, of any size.
 MAX_BATCH_BYTES = 8 * MIB
@@ -51,10 +51,11 @@ class Problem(NamedTuple):
 
 
 class ConfigError(Exception):
-    """The settings are invalid. ``problems`` lists all problems; ``str()`` has a line for each.
+    """The settings are invalid. ``problems`` lists all problems, and ``str()`` returns a line for
+    each.
 
-    ``settings`` has the valid values, and defaults for the others, so that the caller can check
-    them further.
+    ``settings`` contains the valid values and, for the other settings, defaults, so that the caller
+    can run further checks.
     """
 
     def __init__(self, problems: Sequence[Problem], settings: Settings) -> None:
@@ -69,8 +70,8 @@ Cap = Annotated[int, Bound(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a server. Sizes are in bytes and times in ms, unless the name has another
-    unit. The text after a field is its line in docs/reference.md.
+    """The settings of a server. Sizes are in bytes and times in ms, unless the name has a different
+    unit. The string after a field is its line in docs/reference.md.
     """
 
     # Address and data
@@ -87,7 +88,7 @@ class Settings:
     fence: Path | None = None
     """A file shared with the machine of the standby. It prevents a former source from starting."""
 
-    # Access (§0.2), without the keys themselves
+    # Access (§0.2), excluding the keys themselves
     api_keys_file: Path | None = None
     """A file of keys, one `SECRET[:SCOPES[:PREFIXES]]` per line. SIGHUP reloads it."""
     allow_insecure_no_auth: bool = False
@@ -95,7 +96,7 @@ class Settings:
     probe_auth: bool = False
     """Require a key for `/v0/health` and `/v0/ready`."""
     allowed_hosts: Annotated[tuple[str, ...], HostNames()] = ()
-    """Allowed host names of requests, in addition to loopback; `*`: any (`front/hosts.py`)."""
+    """Host names that requests may use in addition to loopback; `*`: any (`front/hosts.py`)."""
     cors_origins: Annotated[tuple[str, ...], Origins()] = ()
     """Origins of web pages that may read responses; `*`: any (`front/cors.py`)."""
     trusted_proxies: Annotated[tuple[Network, ...], Networks()] = ()
@@ -126,10 +127,10 @@ class Settings:
     max_claim: Count = 1000
     """Maximum number of jobs in a claim. A larger `max` is clamped."""
 
-    # Limits of resources (§11)
+    # Resource limits (§11)
     max_topics: Cap = 100_000
-    """Maximum number of topics. For each of the limits from here to
-    TOPICS_MAX_HELD_BYTES, 0 means no limit.
+    """Maximum number of topics. For each limit from TOPICS_MAX_TOPICS to TOPICS_MAX_HELD_BYTES, 0
+    means no limit.
     """
     max_routers: Cap = 10_000
     """Maximum number of routers."""
@@ -162,7 +163,7 @@ class Settings:
     wal_sync_ms: Annotated[int, Bound(1, 60_000)] = 200
     """Maximum time until a record of the class `disk` is synced."""
     drain_ms: Annotated[int, Bound(100, 600_000)] = 10_000
-    """Maximum time that shutdown waits for requests in flight."""
+    """Maximum time for which shutdown waits for requests in flight."""
     # Bounded, because a shard encodes all requested rows in one step.
     metrics_topics: Annotated[int, Bound(0, 10_000)] = 1000
     """Maximum number of topics, and of routers, that have their own metrics."""

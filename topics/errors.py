@@ -1,4 +1,4 @@
-"""Errors: the tree of all failures that a caller may expect, and the exit codes of programs.
+"""Errors: the tree of all expected failures, and the exit codes of programs.
 
     TopicsError
         InvalidRequest          invalid_request
@@ -97,7 +97,7 @@ class InvalidRequest(TopicsError):
 
 
 class BatchTooLarge(TopicsError):
-    """More records in one write than ``max_batch_records``.
+    """A write contains more records than ``max_batch_records``.
 
     Cure: send fewer records in one request, or raise TOPICS_MAX_BATCH_RECORDS.
     """
@@ -106,7 +106,7 @@ class BatchTooLarge(TopicsError):
 
 
 class RecordTooLarge(TopicsError):
-    """A record's data and meta, or its meta alone, above its limit.
+    """A record's data and meta together, or its meta alone, exceed their limit.
 
     Cure: store large payloads elsewhere and append their address, or raise
     TOPICS_MAX_RECORD_BYTES or TOPICS_MAX_META_BYTES.
@@ -116,7 +116,7 @@ class RecordTooLarge(TopicsError):
 
 
 class Unauthorized(TopicsError):
-    """No bearer token, or one that no configured key matches.
+    """The request has no bearer token, or no configured key matches it.
 
     Cure: send ``Authorization: Bearer KEY``. The commands read TOPICS_API_KEY.
     """
@@ -135,7 +135,7 @@ class Forbidden(TopicsError):
 
 
 class NotFound(TopicsError):
-    """No such path, or a watch session that has expired.
+    """The path does not exist, or the watch session has expired.
 
     Cure: check the path; create an expired watch session again.
     """
@@ -209,7 +209,7 @@ class TopicNotEmpty(TopicsError):
 
 
 class NotAQueue(TopicsError):
-    """A queue call on a topic of type ``log``.
+    """The request is a queue call on a topic of type ``log``.
 
     Cure: create a topic with the ``type`` queue; the type of a topic cannot be changed.
     """
@@ -221,7 +221,7 @@ class NotAQueue(TopicsError):
 
 
 class TopicFull(TopicsError):
-    """A write that does not fit into a topic with ``discard: "reject"``.
+    """The write does not fit into a topic with ``discard: "reject"``.
 
     Cure: delete or ack records, raise ``cap_records`` or ``cap_bytes``, or set ``discard`` to
     "old".
@@ -233,7 +233,7 @@ class TopicFull(TopicsError):
 class PayloadTooLarge(TopicsError):
     """The body is above the server's hard limit, on the wire or after decompression.
 
-    Cure: send less in one request, or raise TOPICS_MAX_BODY_BYTES (of appends).
+    Cure: send less in one request, or raise TOPICS_MAX_BODY_BYTES (for appends).
     """
 
     code = "payload_too_large"
@@ -258,7 +258,7 @@ class UpgradeRequired(TopicsError):
 
 
 class UnsupportedMediaType(TopicsError):
-    """A body that is not ``application/json``, or an unknown content coding.
+    """The body is not ``application/json``, or its content coding is unknown.
 
     Cure: send ``Content-Type: application/json``, and gzip or no content coding.
     """
@@ -278,8 +278,8 @@ class Throttled(TopicsError):
 class Internal(TopicsError):
     """An unexpected error in the server. Its log contains the traceback.
 
-    Cure: report it with the traceback. With ``TOPICS_ACCESS_LOG=all``, the line of the request has
-    the response's ``X-Request-Id``.
+    Cure: report it with the traceback. With ``TOPICS_ACCESS_LOG=all``, the log line for the request
+    contains the response's ``X-Request-Id``.
     """
 
     code = "internal"

@@ -1,5 +1,5 @@
-"""Import helpers: omit or defer modules of libraries that a program does not use, and disable
-garbage collection during imports.
+"""Import helpers: omit or defer library modules that a program does not use, and disable garbage
+collection during imports.
 
 Without these modules, server processes start faster and use less memory.
 """
@@ -20,8 +20,8 @@ from typing import Any
 @contextmanager
 def gc_frozen() -> Iterator[None]:
     """Disable garbage collection in the block, and exclude all existing objects from later
-    collections. A collection in a forked child would otherwise write to pages that it shares with
-    its parent, and thereby copy them.
+    collections. Otherwise, a collection in a forked child would write to pages that the child
+    shares with its parent, and thereby copy them.
     """
     collects = gc.isenabled()
     gc.disable()

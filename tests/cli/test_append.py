@@ -388,7 +388,7 @@ def test_options_set_tag_node_meta_and_delay_of_records(
 def test_data_is_appended_once_with_a_key(topics: Run, client: Topics, name: str) -> None:
     assert topics("append", name, "1", "2", "--key", "k").code == 0
     again = topics("append", name, "1", "2", "--key", "k")
-    assert "2 records appended before, another --key appends them again" in again.err
+    assert "2 records appended before, a different --key appends them again" in again.err
     assert client.topic(name).append(3, key="k").deduped
     assert values(client, name) == [1, 2]
 
@@ -402,7 +402,7 @@ def test_a_file_or_pipe_is_appended_once_with_a_key(
         where = ("-f", file(content)) if is_file else ()
         done = topics("append", name, *where, "--key", "k", given=content)
         assert f"appended {appended}" in done.err
-    assert "2,500 records appended before, another --key appends them again" in done.err
+    assert "2,500 records appended before, a different --key appends them again" in done.err
     assert values(client, name) == [{"number": number} for number in range(2500)]
     assert client.topic(name).append(3, key="k:3").deduped
 

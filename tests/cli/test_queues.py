@@ -80,7 +80,7 @@ def test_leases_are_listed_by_worker(topics: Run, filled: str) -> None:
     (lease,) = topics("queue", "leases", filled, "--json", "--node", "worker-a").objects
     assert (lease["$seq"], lease["deliveries"]) == (3, 1)
     done = topics("queue", "leases", filled, "--node", "b")
-    assert done == (0, "", f"topics: no job of {filled} is leased by b\n")
+    assert done == (0, "", f"topics: no job in {filled} is leased by b\n")
 
 
 def test_a_redrive_moves_dead_letters_back(

@@ -228,7 +228,7 @@ def test_records_are_deleted_by_seq_and_by_tag(topics: Run, client: Topics, name
     (both,) = topics("delete", name, "--before", "3", "--tag", "t:0", "--yes", "--json").objects
     assert (both["deleted"], both["count"]) == (1, 5)
     done = topics("delete", name, "--tag", "t:*", "--yes")
-    assert done == (0, "", f"topics: deleted 5 records of {name}; 0 remain\n")
+    assert done == (0, "", f"topics: deleted 5 records from {name}; 0 remain\n")
 
 
 @pytest.mark.slow

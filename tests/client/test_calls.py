@@ -48,7 +48,7 @@ def test_an_error_response_of_a_proxy_raises_an_error() -> None:
 
 
 def test_a_response_of_another_kind_of_server_raises_an_error() -> None:
-    with pytest.raises(TopicsError, match="not a response of a topics server"):
+    with pytest.raises(TopicsError, match="not a response from a topics server"):
         calls.get_topic("t").result(200, {}, b'{"hello": 1}')
 
 

@@ -37,7 +37,7 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
         for path in sorted(data.rglob("*"))
         if path.is_file() and path.name != "LOCK"
     }
-    assert lines["meta"] == ["data directory of 1 shards"]
+    assert lines["meta"] == ["data directory with 1 shards"]
     assert lines[".reserve"][0].endswith(" unused bytes")
     (data / "next.reserve").touch()  # As a full disk leaves it
     assert [*describe(data / "next.reserve")] == ["0 unused bytes"]
@@ -52,7 +52,7 @@ def test_each_kind_of_file_is_shown(data: Path) -> None:
     assert lines[".wal"][0].startswith("log of shard 0 from 0x")
     assert lines[".wal"][-1].endswith("zeros follow")
     assert any("APPEND, topic 1, seqs " in line for line in lines[".wal"])
-    assert lines[".ckpt"][0].endswith(", of a clean shutdown")
+    assert lines[".ckpt"][0].endswith(", from a clean shutdown")
     done = topics("inspect", str(next(data.rglob("*.seg"))))
     assert done.stdout.splitlines() == lines[".seg"]
 

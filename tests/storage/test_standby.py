@@ -251,7 +251,7 @@ def test_a_member_with_another_name_is_refused(
 ) -> None:
     receive(copy, source.backup(copy))
     data = backup_archive.header(name, 0, 0) + backup_archive.END
-    with pytest.raises(NotABackup, match="not a file of a backup"):
+    with pytest.raises(NotABackup, match="not a backup file"):
         receive(copy, data)
     assert not (tmp_path / "x").exists()
 
@@ -266,7 +266,7 @@ def linked(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (linked, "not a file of a backup"),
+        (linked, "not a backup file"),
         (lambda data: data + b"more", "followed by other data"),
         (lambda data: data[:-1024] + backup_archive.header(META, 0, 0) + data[-1024:], "after its"),
         (lambda _: b"not a tar" * 1000, "not a tar archive"),

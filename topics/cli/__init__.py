@@ -2,13 +2,13 @@
 command runs.
 
     shell.py       shared by all commands: options, the client, output, exit codes
-    units.py       times, sizes and counts as users write and read them
+    units.py       times, sizes and counts in the form that users write and read
     completing.py  names that shells complete
     configs.py     fields of topics and routers, and the effect of a change
-    loading.py     loads many records into a topic, with idempotency keys for a second run
-    measure.py     metrics, readiness and a topic for one run, for commands that measure
+    loading.py     loads many records into a topic, with idempotency keys for repeated runs
+    measure.py     metrics, readiness and a temporary topic, for commands that measure
     server.py      commands on a data directory; it and standby.py import server packages
-    dump.py        export and import; the other modules have the names of their commands
+    dump.py        export and import; each other module is named after its command
 
 Data goes to stdout, messages to stderr. A user error is one line, never a traceback. Every command
 returns an `ExitCode`. SIGTERM and SIGHUP stop a command in the same way as Ctrl-C, so that it
@@ -33,10 +33,10 @@ try:
     from topics.cli.shell import GLOBALS, Shell
     from topics.errors import ExitCode
     from topics.imports import without_packages
-except KeyboardInterrupt:  # Ctrl-C while the modules are loaded
+except KeyboardInterrupt:  # Ctrl-C while the modules are being loaded
     raise SystemExit(130) from None
 
-# The commands by section. A command has a name, a module and the first line of its help.
+# The commands by section. Each command has a name, a module and the first line of its help.
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Server": {
         "serve": ("server", "Run the server."),
@@ -54,19 +54,19 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "create": ("topics", "Create a topic."),
         "config": ("topics", "Show or change the config of a topic."),
         "rm": ("topics", "Delete topics with all their records."),
-        "delete": ("topics", "Delete records of a topic."),
+        "delete": ("topics", "Delete records from a topic."),
         "apply": ("apply", "Create and change topics and routers as specified in a file."),
     },
     "Records": {
         "append": ("append", "Append records: JSON, lines of text, or CSV."),
-        "read": ("read", "Read records of topics."),
+        "read": ("read", "Read records from topics."),
         "tail": ("read", "Follow new records."),
         "export": ("dump", "Write topics to a file."),
-        "import": ("dump", "Append the records of an export."),
+        "import": ("dump", "Append the records from an export."),
     },
     "Queues, routers, cursors": {
         "queue": ("queues", "Inspect queues, and move dead letters back."),
-        "work": ("work", "Run a command for each job of a queue."),
+        "work": ("work", "Run a command for each job in a queue."),
         "router": ("routers", "Manage routers, which copy records from topic to topic."),
         "cursor": ("cursors", "Manage cursors, which store the position of a reader."),
     },
@@ -173,7 +173,7 @@ def ending_signals() -> Iterator[None]:
     """Raise `EndedBySignal` in the command when SIGTERM or SIGHUP arrives.
 
     Raise it again at the end of the block if the command handled it like Ctrl-C. A signal that was
-    ignored before (``nohup``) stays ignored. A second signal does not interrupt the clean-up.
+    already ignored (``nohup``) stays ignored. A second signal does not interrupt the clean-up.
     """
     ended: list[EndedBySignal] = []
 
@@ -212,8 +212,8 @@ def open_streams() -> None:
 
 
 def block_sighup() -> None:
-    """Block SIGHUP until the supervisor installs its handler, even if it was ignored (``nohup``).
-    The signal does not stop this process in the meantime.
+    """Block SIGHUP until the supervisor installs its handler, even if the signal was ignored
+    (``nohup``). In the meantime, the signal does not stop this process.
     """
     # Block the signal before restoring its default action, because this action ends the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})

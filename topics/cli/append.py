@@ -1,4 +1,4 @@
-"""append: records from the command line, a file or a pipe.
+"""The command append: appends records from the command line, a file or a pipe.
 
 DATA ---------------------------------------.
 file or pipe --> blocks as UTF-8 --> `Lines` -+-> `Records` --> `Loader` --> appends
@@ -69,10 +69,10 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
 @command("append")
 @click.argument("topic", type=TOPIC)
 @click.argument("data", nargs=-1)
-@click.option("-f", "--file", type=INPUT, help="Append the content of a file; - is stdin.")
+@click.option("-f", "--file", type=INPUT, help="Append the contents of a file; - is stdin.")
 @click.option("--as", "kind", type=click.Choice(["json", "lines", "csv"]), default="json",
-              help="json: one value per line (default); lines: each line is a text; csv: the first"
-              " line has the field names.")  # fmt: skip
+              help="json: one value per line (default); lines: each line is a string; csv: the"
+              " first line has the field names.")  # fmt: skip
 @click.option("--tag", help="The tag of the records.")
 @click.option("--tag-field", metavar="FIELD", help="Take the tag of each record from this field.")
 @click.option("--node", help="The node of the records. Reads by this node omit them.")
@@ -91,8 +91,8 @@ def _encoding(_: object, _parameter: object, value: str) -> str:
               help="Write the lines skipped by --errors skip to FILE.")  # fmt: skip
 @click.option("--key", help="Append the records only once with this idempotency key.")
 @click.option("--key-prefix", metavar="TEXT",
-              help="Key prefix; equal content is appended once for each prefix.")  # fmt: skip
-@click.option("--again", is_flag=True, help="Append a file even if it was appended before.")
+              help="Key prefix; equal contents are appended once per prefix.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Append a file even if it has been appended before.")
 @pass_shell
 def append(
     shell: Shell,
@@ -126,12 +126,12 @@ def append(
     the entire file again.
 
     If none of -f, --key and --key-prefix is given, records from a pipe are appended as they are
-    read, again in each run. If a line is invalid, the lines before it are appended before the
-    command stops. With -f - or --key-prefix, a pipe is treated as a file.
+    read, and each run appends them again. If a line is invalid, the lines before it are appended
+    before the command stops. With -f - or --key-prefix, a pipe is treated like a file.
 
-    --key is for programs that know when records are the same: records with a known key are not
-    appended, even if they differ. KEY is the key of the first 1,000 records or MiB, KEY:2 the key
-    of the next ones, and so on.
+    --key is for programs that determine themselves whether records are the same: records with a
+    known key are not appended, even if their contents differ. KEY is the key for the first 1,000
+    records or the first MiB, KEY:2 is the key for the next ones, and so on.
     """
     kind, is_csv = options["kind"], options["kind"] == "csv"
     wrong = {
@@ -154,7 +154,7 @@ def append(
         if is_wrong:
             raise click.UsageError(message)
     has_content_keys = not again and not key and (file is not None or key_prefix is not None)
-    hint = "--again appends them again" if key is None else "another --key appends them again"
+    hint = "--again appends them again" if key is None else "a different --key appends them again"
     skipped = Rejects(shell) if errors == "skip" else None
     records = Records(errors, encoding, skipped, **options)
     with nullcontext() if skipped is None or rejects is None else skipped.written(rejects):
@@ -186,7 +186,7 @@ def _is_same(path: str, file: str) -> bool:
 
 
 class BadLine(Exception):
-    """A line that is not a record. The message is the reason."""
+    """The line is not a record. The message contains the reason."""
 
 
 class Records:
@@ -249,12 +249,12 @@ class Records:
             if self._errors == "replace":
                 return line.decode(errors="replace").encode()
             location = f" (byte {error.start + 1})" if self._encoding == "utf-8" else ""
-            how = "--encoding selects another encoding, --errors replace or skip continues"
+            how = "--encoding selects a different encoding, --errors replace or skip continues"
             raise BadLine(f"not {self._encoding}{location}; {how}") from None
         return line
 
     def _of_json(self, text: bytes) -> bytes:
-        """Return the record of a JSON value. Raise `BadLine`."""
+        """Return the record for a JSON value. Raise `BadLine`."""
         tag = self._tag
         try:
             _check(text)
@@ -311,7 +311,7 @@ class Records:
         return self._record(_encode(dict(zip(names, values, strict=True))), tag)
 
     def _column(self, names: list[str]) -> int | None:
-        """Return the number of the column with the tag. Raise `BadLine`."""
+        """Return the index of the column that contains the tag. Raise `BadLine`."""
         if len({*names}) < len(names):
             raise BadLine("two fields have the same name")
         if self._tag_field is None:
@@ -332,8 +332,8 @@ class Records:
 
 
 def _recoded(blocks: Iterable[bytes], encoding: str, errors: str, name: str) -> Iterator[bytes]:
-    """Yield the content as UTF-8. Bytes that cannot be decoded stay invalid in it, so that the
-    error is reported for their line. Raise `Failed`.
+    """Yield the contents as UTF-8. Bytes that cannot be decoded stay invalid, so that the error is
+    reported for their line. Raise `Failed`.
     """
     if encoding == "utf-8":
         yield from blocks

@@ -2,8 +2,8 @@
 
     file --> changes of topics and routers --> checks --> question --> one request for each change
 
-The file is checked by the rules of the server, and its topics by dry runs, before the first change.
-So an invalid file changes nothing.
+Before the first change, the file is checked against the server's rules, and its topics are checked
+by dry runs. So an invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from topics.errors import ExitCode
 
 KINDS: Final[dict[str, Kind]] = {"topics": "topic", "routers": "router"}
 SYMBOLS: Final = {"create": "+", "change": "~", "remove": "-", "keep": "="}
-# A removed router frees its dest for another one. A created router needs the final topics.
+# A removed router frees its dest for another router. A new router needs the final topics.
 ORDER: Final = """remove router, create topic, change topic, keep topic,
     change router, create router, keep router, remove topic"""
 
@@ -54,8 +54,8 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
     first change. If a change removes topics, routers or records, the command asks for confirmation.
     A router whose source or dest changes starts at the end of its source.
 
-    --prune removes all other topics and routers that the key may see. It keeps cursors, and topics
-    that the file names as source or dest of a router or as dead_letter.
+    --prune removes all other topics and routers that the key may see. It keeps cursors. It also
+    keeps topics that the file names as the source or dest of a router or as dead_letter.
     """
     path = str(getattr(file, "name", "-"))
     wanted = [*_read(file, path)]
@@ -67,7 +67,7 @@ def apply(shell: Shell, file: IO[bytes], plan: bool, prune: bool, is_sure: bool)
         changes = _checked_routers(client, path, changes)
         dropped: dict[str, int] = {}
         for each in changes:
-            # A plan may be made with a key that may not change configs.
+            # A plan may be computed with a key that may not change configs.
             with suppress(*(Refused,) if plan else ()):
                 if (count := each.dropped(client)) or each.changes_limits:
                     dropped[each.name] = count
@@ -151,10 +151,10 @@ def _unnamed(client: Topics, changes: list[Change], path: str) -> Iterator[Chang
 
 
 def _checked_routers(client: Topics, path: str, changes: list[Change]) -> list[Change]:
-    """Return the changes in an order that the server accepts. Raise `InvalidInput` if there is
-    none.
+    """Return the changes in an order that the server accepts. Raise `InvalidInput` if there is no
+    such order.
 
-    Another router may have to change first, because it feeds the dest of this router or is part of
+    Another router may have to be changed first, because it feeds this router's dest or is part of
     the cycle that this router would close.
     """
     routers = [each for each in changes if each.kind == "router" and each.new is not None]
@@ -182,7 +182,7 @@ def _checked_routers(client: Topics, path: str, changes: list[Change]) -> list[C
 
 
 class Graph:
-    """Routers as a graph, with the rules of the server (§6): all routers into a topic have the same
+    """Routers as a graph, with the server's rules (§6): all routers into a topic have the same
     source, and a router may close a cycle only with ``allow_cycle``.
     """
 
@@ -207,7 +207,8 @@ class Graph:
                 return f"{dest} is already the dest of {its_source} (router {other})"
         if new["allow_cycle"] or not (is_moved or (old or {})["allow_cycle"]):
             return None
-        # Each topic has one source, so there is one way back from the source of the router.
+        # Each topic has at most one source, so there is only one path back from the router's
+        # source.
         way = [dest, source]
         while way[-1] != dest:
             into = self._into.get(way[-1], {})

@@ -1,4 +1,6 @@
-"""backup: writes the tar archive that a running server sends, and checks that it is complete."""
+"""The command backup: writes the tar archive that a running server sends, and checks that it is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ RESPONSE_MAX_S: Final = 120.0  # a shard may have to finish its writes before it
 
 
 class CopiedArchive:
-    """A reader of a backup for `tarfile`, which also writes everything it reads to ``out``.
+    """A reader for a backup stream, for use by `tarfile`. It also writes everything that it reads
+    to ``out``.
 
     It reads at most ``rate`` bytes per second.
     """
@@ -75,7 +78,7 @@ def backup(shell: Shell, file: str, rate: int | None) -> None:
     topics backup - | rclone rcat remote:topics.tar
 
     The key needs the scope admin and no prefixes. The backup contains all records that were
-    acknowledged before its start; the server accepts writes in the meantime. The file is
+    acknowledged before it started. The server accepts writes in the meantime. The file is named
     FILE.partial until it is complete, and an existing FILE is not overwritten. topics restore
     creates a data directory from it.
     """

@@ -1,7 +1,7 @@
-"""The command bench: a small load from one process, on a topic of its own.
+"""The command bench: generates a small load from one process, on a temporary topic.
 
-    a thread for each client:  operation, operation, ... until the time is up
-    the end:                   records per second, latencies, processor time of this process
+    each client's thread:  operation, operation, ... until the time is up
+    at the end:            records per second, latencies, processor time of this process
 
 A client starts its next operation when the previous one has completed. A kind of load is a
 generator. Its first step prepares it, and each further step is one operation and yields the number
@@ -27,7 +27,8 @@ from topics.formats.api.topic_config import Durability
 
 Operations = Generator[int]
 
-# The benchmark read reads this number of records repeatedly, or fewer if they exceed FILL_BYTES.
+# The benchmark ``read`` reads this number of records repeatedly, or fewer if they exceed
+# FILL_BYTES.
 FILL_RECORDS: Final = 10_000
 FILL_BYTES: Final = 64 << 20
 BATCH_BYTES: Final = 16 << 20
@@ -88,7 +89,7 @@ KINDS: Final = {"append": _append, "read": _read, "live": _live, "queue": _queue
 @click.option("--batch", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="Records per request.")  # fmt: skip
 @click.option("--size", type=units.BYTES, default="100", show_default=True, metavar="BYTES",
-              help="The size of the data of a record.")  # fmt: skip
+              help="The size of each record's data.")  # fmt: skip
 @click.option("--durability", type=click.Choice(get_args(Durability)), default="disk",
               show_default=True)  # fmt: skip
 @pass_shell
@@ -104,8 +105,8 @@ def bench(
     queue   append a batch of jobs, claim them, and ack them
 
     The client is written in Python and is often the bottleneck: compare its processor time with the
-    duration. topics/BENCHMARKS.md has figures of the server with faster clients. The topic of the
-    run is deleted at the end.
+    duration. topics/BENCHMARKS.md has figures that were measured with faster clients. The
+    benchmark's topic is deleted at the end.
     """
     if size * batch > BATCH_BYTES:
         raise click.UsageError(f"a batch may have at most {units.size(BATCH_BYTES)}")
@@ -156,8 +157,8 @@ def bench(
 
 
 def _load(operations: Operations, until: float, stop: Event) -> tuple[int, list[float]]:
-    """Repeat an operation until a time, or until another client has failed. Return the number of
-    records, and the time of each operation in ms. Raise `TopicsError`.
+    """Repeat an operation until the deadline ``until``, or until another client has failed. Return
+    the number of records, and the duration of each operation in ms. Raise `TopicsError`.
     """
     count, times = 0, list[float]()
     try:

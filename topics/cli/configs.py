@@ -1,11 +1,11 @@
-"""Configs of topics and routers: parses fields as users write them, and computes changes.
+"""Topic and router configs: parses fields in the form that users write, and computes changes.
 
 The value in FIELD=VALUE is JSON if it parses as JSON, otherwise text. Fields that are numbers also
 accept a unit: 7d for milliseconds, 1G for bytes, 1M for a count. A filter given as text is a tag,
-or a prefix of tags if it ends with ``*``.
+or a tag prefix if it ends with ``*``.
 
-A change is computed from the current config by the rules of the server (`topics.formats.api`), so
-it is known before the first request that changes something.
+A change is computed from the current config with the server's rules (`topics.formats.api`), so it
+is known before the first request that changes something.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ QUEUE_FIELDS: Final = [*DEFAULTS["topic"]][[*DEFAULTS["topic"]].index("lease_ms"
 
 
 class Change(NamedTuple):
-    """A change of a topic or router. ``old`` is None if it is created, ``new`` if it is removed.
-    ``records`` is the number of records of a topic that is removed.
+    """A change to a topic or router. ``old`` is None if it is created, and ``new`` is None if it is
+    removed. ``records`` is the number of records in a topic that is removed.
     """
 
     kind: Kind
@@ -98,12 +98,14 @@ class Change(NamedTuple):
 
     @property
     def changes_limits(self) -> bool:
-        """Whether the change modifies a cap or the age of a topic, so it may remove records."""
+        """Whether the change modifies a cap or the maximum age of records, so it may remove
+        records.
+        """
         return self.verb == "change" and not LIMITS.isdisjoint(self.differences)
 
     def dropped(self, client: Topics) -> int:
-        """Let the server check the change of a topic by a dry run, and return the number of records
-        that it would remove. Raise `TopicsError`.
+        """Let the server check the change to a topic with a dry run, and return the number of
+        records that the change would remove. Raise `TopicsError`.
         """
         if self.kind != "topic" or self.verb not in ("create", "change"):
             return 0
@@ -128,7 +130,7 @@ class Change(NamedTuple):
 
 def change(client: Topics, kind: Kind, name: str, wanted: Mapping[str, Any]) -> Change:
     """Return what a PUT would change. Raise `InvalidInput` for an invalid field, or
-    `click.ClickException` if the topic has another type.
+    `click.ClickException` if the topic has a different type.
     """
     fields = checked(kind, name, wanted)
     try:
@@ -186,7 +188,7 @@ def _value(field: str, value: object) -> object:
 
 
 def format_value(field: str, value: Any) -> str:
-    """Return a value as users write it."""
+    """Return a value in the form that users write."""
     if field == "filter" and value is not None:
         return str(value[2])
     if (unit := _unit(field)) is not None and value:
@@ -209,7 +211,9 @@ def pairs(given: Iterable[str]) -> Config:
 
 
 class Pair(click.ParamType[str]):
-    """FIELD=VALUE. Shells complete the field, and the value if it is one of a few."""
+    """A FIELD=VALUE argument. Shells complete the field, and also the value if only a few values
+    are permitted.
+    """
 
     name = "field=value"
 
@@ -232,7 +236,7 @@ class Pair(click.ParamType[str]):
 
 
 def sets(kind: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option --set of commands that create a topic or router."""
+    """Return the option --set for commands that create a topic or router."""
     return click.option("--set", "sets", metavar="FIELD=VALUE", multiple=True, type=Pair(kind),
                         help="Set a field of the config.")  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Contexts: servers by name, in a file that `topics.client.settings` reads; and the completion
-scripts of shells.
+"""Contexts: named servers, in a file that `topics.client.settings` reads. Also prints the
+completion scripts for shells.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def completion(name: str) -> None:
     zsh:  eval "$(topics completion zsh)" in ~/.zshrc, after compinit
     fish: topics completion fish > ~/.config/fish/completions/topics.fish
 
-    It completes commands, options, config fields and files, names of contexts, and names of topics,
-    routers and cursors of the server.
+    It completes commands, options, config fields, files and context names, and the names of the
+    server's topics, routers and cursors.
     """
     from click.shell_completion import get_completion_class
 

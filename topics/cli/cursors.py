@@ -1,4 +1,4 @@
-"""Commands of cursors, which store the positions of readers in the topic ``cursor:NAME``."""
+"""Commands for cursors, which store the positions of readers in the topic ``cursor:NAME``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def cursor() -> None:
 def ls(shell: Shell, prefix: str) -> None:
     """List cursors.
 
-    With PREFIX, list only cursors whose names begin with it. AT is the seq that was read last, and
-    LAG the number of seqs after it. "recreated" means that the topic was deleted and created again.
+    With PREFIX, list only cursors whose names begin with it. AT is the last seq that was read, and
+    LAG is the number of seqs after it. "recreated" means that the topic was deleted and created
+    again.
     """
     columns = {"cursor": "CURSOR", "topic": "TOPIC", "seq": "AT", "lag": "LAG", "ts": "SAVED"}
     with shell.client() as client:
@@ -79,10 +80,11 @@ def set_(shell: Shell, name: str, topic: str, seq: int | None, to: str | None) -
     topics cursor set billing orders 41
     topics cursor set billing orders --to 1h
 
-    The reader continues after SEQ when it starts again; 0 is the beginning. --to start is before
-    the oldest existing record, --to end after the newest, and --to TIME before the first record
-    since a time, which is an age (10m) or a date in ISO 8601. Stop a running reader first, because
-    it overwrites the position with its own. A cursor that does not exist is created.
+    The reader continues after SEQ when it is started again; 0 is the beginning. --to start sets the
+    cursor before the oldest existing record, and --to end after the newest one. --to TIME sets it
+    before the first record since a time, which is an age (10m) or a date in ISO 8601. Stop a
+    running reader first, because it overwrites the position with its own. A cursor that does not
+    exist is created.
     """
     if (seq is None) == (to is None):
         raise click.UsageError("specify either SEQ or --to")

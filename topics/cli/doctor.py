@@ -29,7 +29,7 @@ from topics.errors import ExitCode
 
 LOG_FIX: Final = "wait; if this persists, check the server's log"
 FREE_BYTES: Final = 1 << 30
-NEAR_CAP_SHARE: Final = 0.8  # use above this share of a limit is a fault
+NEAR_CAP_SHARE: Final = 0.8  # usage above this share of a limit is a fault
 SYNC_MAX_MS: Final = 100.0
 LAG_MAX_MS: Final = 60_000
 CLOCK_AHEAD_MAX_MS: Final = 3_600_000  # the server's limit (topics.engine.future_timestamps)
@@ -72,7 +72,7 @@ KEY_FIX: Final = "set a key with the scope read by TOPICS_API_KEY, --key-file or
 
 
 def version(server: ServerState) -> Iterator[Finding]:
-    """Server and command have the same version."""
+    """The server and this command have the same version."""
     other = server.metrics["topics_build_info"][0]["version"]
     if other != __version__:
         what = f"the server has version {other}, this command {__version__}"
@@ -187,7 +187,8 @@ def free_space(directory: Path) -> Iterator[Finding]:
 def file_system(directory: Path, mounts: str = "/proc/mounts") -> Iterator[Finding]:
     """The data directory is on a local disk."""
     lines = [line.split() for line in Path(mounts).read_text().splitlines()]
-    kinds = {Path(place): kind for _, place, kind, *_ in lines}  # the last mount of a path counts
+    # If a path is mounted several times, the last mount applies.
+    kinds = {Path(place): kind for _, place, kind, *_ in lines}
     kind = next(kinds[each] for each in (directory.resolve() / "_").parents if each in kinds)
     if kind in VOLATILE:
         yield Finding(f"{directory} is in memory ({kind})", "use a directory on a disk")

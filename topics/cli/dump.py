@@ -1,4 +1,4 @@
-"""export and import: topics as JSON lines.
+"""The commands export and import: write topics as JSON lines, and append them again.
 
     {"header": {"format": 1, "topic": "orders", "epoch": 1, "config": {...}}}
     {"topic": "orders", "$seq": 1, "$ts": 1795647769660, "$tag": "eu", "data": {"sku": "A1"}}
@@ -82,9 +82,10 @@ def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip
     \b
     topics export orders 'log*' -o backup.ndjson.gz
 
-    The file has a JSON line for each record, as topics read prints it, and for each range of lost
-    records. Each topic starts with its config, and the file ends with a checksum. Records that are
-    appended after the start are not exported. The file is FILE.part until it is complete.
+    The file has a JSON line for each record, in the form that topics read prints, and for each
+    range of lost records. Each topic starts with its config, and the file ends with a checksum.
+    Records that are appended after the export has started are not exported. The file is named
+    FILE.part until it is complete.
 
     Jobs of a queue are exported as records, without leases, delivery counts and delays.
     """
@@ -110,10 +111,10 @@ def export(shell: Shell, /, topics: tuple[str, ...], output: str | None, is_gzip
 @command("import")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=INPUT)
 @click.option("--to", metavar="TOPIC", type=TOPIC, help="Append all records to this topic.")
-@click.option("--again", is_flag=True, help="Append even records that were appended before.")
+@click.option("--again", is_flag=True, help="Append even records that have been appended before.")
 @pass_shell
 def import_(shell: Shell, /, files: tuple[str, ...], to: str | None, again: bool) -> None:
-    """Append the records of an export.
+    """Append the records from an export.
 
     \b
     topics import backup.ndjson.gz
@@ -124,8 +125,8 @@ def import_(shell: Shell, /, files: tuple[str, ...], to: str | None, again: bool
 
     An import may be repeated, or continued after an interruption, without appending a record twice.
     This holds while the topic stores the keys of the import (idempotency_window_ms: at least 7 days
-    if this command creates the topic), even if the records were deleted. An export is not imported
-    into the topic that it was made from. --again appends the records in both cases.
+    if this command creates the topic), even if the records have been deleted. An export is not
+    imported into the topic from which it was made. --again appends the records in both cases.
     """
     headers = [header for file in files if file != "-" for header in _headers(file)]
     with reached(shell) as client:
@@ -190,7 +191,7 @@ def _check_not_source(client: Topics, header: Header, to: str | None) -> None:
         if name == header.topic and client.topic(name).state().epoch == header.epoch:
             raise Failed(
                 f"{name} is the topic that was exported, so the import would duplicate its records;"
-                " --to selects another topic, --again appends them anyway",
+                " --to selects a different topic, --again appends them anyway",
                 "own_export",
                 ExitCode.USAGE,
             )
@@ -204,7 +205,7 @@ def _append(
     *,
     again: bool,
 ) -> None:
-    """Append all records of an export."""
+    """Append all records from an export."""
     with ExitStack() as stack:
         for line, location in content:
             found = _decoded(line, location)

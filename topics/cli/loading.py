@@ -4,8 +4,8 @@
 
 Equal input makes equal chunks and idempotency keys (`topics.client.chunks`). So a second run
 appends nothing, and a run after an interruption continues. A chunk is sent when it is full or at
-the end of the input. With keys, an incomplete chunk is not sent after a bad line, because a
-corrected line must not move the bounds of the chunks before it. Without keys, it is sent.
+the end of the input. After a bad line, an incomplete chunk is sent only if there are no keys. With
+keys, it is not sent, because a corrected line must not move the bounds of the chunks before it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ REPORTED_REJECTS_MAX: Final = 5
 LINGER_S: Final = 0.05
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 WINDOW: Final = "idempotency_window_ms"
-# Long enough that a load that failed on a Friday can be repeated on Monday.
+# This is long enough to repeat a load on Monday that failed on Friday.
 WINDOW_MS: Final = 7 * units.MS["d"]
 
 
 def reached(shell: Shell) -> Topics:
-    """Return a client with retries after checking that the server responds, so that a wrong
-    address is reported immediately. Raise `TopicsError`.
+    """Return a client that retries, after checking that the server responds. So a wrong address is
+    reported immediately. Raise `TopicsError`.
     """
     client = shell.client(retries=True)
     if shell.timeout is None:
@@ -85,7 +85,7 @@ def invalid_input(location: str, reason: str) -> Failed:
 
 
 def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iterator[bytes]:
-    """Yield the content of a stream as it is received. ``on_idle`` is called while no data is
+    """Yield the contents of a stream as they are received. ``on_idle`` is called while no data is
     available.
     """
     while True:
@@ -132,8 +132,8 @@ class Lines:
 
 
 class InputRecord(NamedTuple):
-    """A record to append. ``location`` is its line in the input and ``line`` the content of this
-    line. Its key is made from ``origin``.
+    """A record to append. ``location`` is its line in the input, and ``line`` is the content of
+    this line. Its key is derived from ``origin``.
     """
 
     record: bytes
@@ -143,8 +143,8 @@ class InputRecord(NamedTuple):
 
 
 class Rejects:
-    """Skips bad lines: counts them, reports the first ones, and writes all to a file if there is
-    one. ``head`` is written before the first line.
+    """Skips bad lines: counts them, reports the first ones, and writes all of them to a file if
+    there is one. ``head`` is written before the first line.
     """
 
     def __init__(self, shell: Shell) -> None:
@@ -170,9 +170,9 @@ class Rejects:
 class Loader:
     """Appends to one topic.
 
-    ``prefix`` is the prefix of the keys that are made from content; ``key`` is the key of the first
-    chunk. If both are absent, equal input is appended again in each run. ``config`` is used if the
-    topic must be created. ``hint`` describes how to append known records again. ``rejects``
+    ``prefix`` is the prefix of the keys that are derived from contents; ``key`` is the key of the
+    first chunk. If both are absent, equal input is appended again in each run. ``config`` is used
+    if the topic must be created. ``hint`` describes how to append known records again. ``rejects``
     collects the records that the server refuses; if it is absent, the first refused record stops
     the load.
     """
@@ -214,7 +214,7 @@ class Loader:
             self._append(chunk)
 
     def _append(self, chunk: Chunk[InputRecord]) -> None:
-        """Append the records of a chunk that the server accepts."""
+        """Append those records of a chunk that the server accepts."""
         self.open()
         key, records, inputs = self._key_of(chunk), chunk.records, [*chunk.marks]
         refused = 0
@@ -259,15 +259,15 @@ class Loader:
             self.first_seq, self.last_seq = self.first_seq or receipt.first_seq, receipt.last_seq
 
     def open(self) -> None:
-        """Create the topic with an idempotency window that is long enough for a second run. Warn if
-        an existing topic has a short one. Raise `TopicsError`.
+        """Create the topic with an idempotency window that is long enough for repeated runs. Warn
+        if an existing topic has a shorter window. Raise `TopicsError`.
         """
         if self._is_open:
             return
         self._is_open, name, print_note = True, self._topic, self._shell.print_note
         config = self._config
-        # If the API key only has the scope write, append without this check. But report the refusal
-        # if a config is to be applied.
+        # If the API key has only the scope write, append without this check. However, report the
+        # refusal if a config must be applied.
         with suppress(*() if config else (Refused,)):
             try:
                 window_ms = self._client.topic(name).state().config[WINDOW]

@@ -1,5 +1,5 @@
-"""Shared by the commands that monitor and measure: metrics (§8.3), readiness (§8.2), and a topic
-for one run.
+"""Functions for the commands that monitor and measure: metrics (§8.3), readiness (§8.2), and a
+topic for one run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sync_ms(after: Metrics, before: Metrics | None, share: float) -> float | Non
 
 
 class Readiness(NamedTuple):
-    """Whether the server is ready, its message, and the numbers of shards by their fault."""
+    """Whether the server is ready, its message, and the numbers of the shards by fault."""
 
     is_ready: bool
     reason: str

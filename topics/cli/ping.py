@@ -1,10 +1,10 @@
-"""The command ping: the time from append to delivery, through all proxies.
+"""The command ping: measures the time from append to delivery, through all proxies.
 
     append --> server --> event stream or WebSocket --> this process
                           a heartbeat each second distinguishes a slow server from a proxy that
                           buffers the stream
 
-The run has its own ephemeral topic, which is deleted at the end.
+Each run has its own ephemeral topic, which is deleted at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from topics.errors import ExitCode
 
 CONFIG: Final = {"durability": "ephemeral", "cap_records": 100}
 HEARTBEAT_S: Final = 1.0
-HEARTBEAT_MAX_S: Final = 2.5  # after a longer silence, heartbeats are missing
+HEARTBEAT_MAX_S: Final = 2.5  # after a longer silence, heartbeats count as missing
 BUFFERS: Final = (
     "a proxy between this machine and the server buffers the stream: its heartbeats, one per"
     " second, are late as well. Switch off its buffering (nginx: proxy_buffering off; and no gzip)"
@@ -92,8 +92,8 @@ def _show(shell: Shell, found: dict[str, Any], text: str) -> None:
 
 
 class PingRun:
-    """A topic and a stream, which is opened again when it ends. ``proxy`` contains the header
-    fields in which proxies on the path identify themselves.
+    """A topic, and a stream that is opened again when it ends. ``proxy`` contains the header fields
+    in which proxies on the path identify themselves.
     """
 
     def __init__(self, topic: Topic, listen: Callable[..., Stream], wait_s: float) -> None:
@@ -125,7 +125,7 @@ class PingRun:
             began = heard = monotonic()
             self._topic.append(number)
             found["ack_ms"] = _ms_since(began)
-            silence_s = 0.0  # the longest time without a heartbeat or record
+            silence_s = 0.0  # longest time without a heartbeat or a record
             for payload in stream:
                 now = monotonic()
                 silence_s, heard = max(silence_s, now - heard), now

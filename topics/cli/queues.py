@@ -1,4 +1,4 @@
-"""Commands of queues: their jobs, leases and dead letters. No command here leases a job."""
+"""Commands for queues: their jobs, leases and dead letters. None of these commands leases a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topics.client import NotFound, Record, Topics, TopicState
 from topics.client.values import Lease
 from topics.errors import ExitCode
 
-REDRIVE_MAX: Final = 10_000  # dead letters in one request
+REDRIVE_MAX: Final = 10_000  # maximum number of dead letters per request
 TITLES: Final = {
     "topic": "QUEUE",
     "ready": "READY",
@@ -41,7 +41,7 @@ def queue() -> None:
 def ls(shell: Shell, prefix: str) -> None:
     """List queues with their jobs.
 
-    WAITING is the number of jobs that are delayed, by their append or by a nack. DEAD is the number
+    WAITING is the number of jobs that were delayed by their append or by a nack. DEAD is the number
     of jobs that have been dead-lettered. OLDEST is the age of the oldest job.
     """
     found = []
@@ -122,7 +122,7 @@ def leases(shell: Shell, name: str, node: str | None) -> None:
     """Show the leased jobs and their workers."""
     columns = {"seq": "SEQ", "node": "HELD BY", "deadline": "LEFT", "deliveries": "DELIVERY"}
     columns["last_error"] = "LAST ERROR"
-    empty = f"no job of {name} is leased" + (f" by {node}" if node else "")
+    empty = f"no job in {name} is leased" + (f" by {node}" if node else "")
     with shell.client() as client:
         shell.table(client.queue(name).leases(node), columns, {"deadline": units.remaining}, empty)
 
@@ -157,7 +157,7 @@ def redrive(
 
 
 def _summary(client: Topics, state: TopicState) -> dict[str, Any]:
-    """Return a row of the list, with the names of the API."""
+    """Return a row of the list, with the API's field names."""
     oldest = None
     if state.count:
         jobs = client.topic(state.name).read(state.earliest_seq - 1, limit=1)

@@ -1,6 +1,7 @@
-"""read and tail: write records to stdout, and lost ranges at their position among the records.
+"""The commands read and tail: write records to stdout, with lost ranges at their positions among
+the records.
 
-read      pages of each topic, forwards or backwards, up to the head when the command starts
+read      pages of each topic, forwards or backwards, up to the head at the start of the command
 read -f   --.
 tail      --+--> a thread per event stream --> one queue --> `Output`
 """
@@ -45,7 +46,7 @@ from topics.errors import ExitCode
 STREAM_TOPICS: Final = 64  # the server's limit for one stream
 QUEUED_EVENTS: Final = 256
 WAIT_S: Final = 0.5
-SCAN_INTERVAL_S: Final = 2.0  # the interval of scans for new topics that match a glob
+SCAN_INTERVAL_S: Final = 2.0  # interval between scans for new topics that match a glob
 GLOB: Final = re.compile(r"[*?\[]")
 FIELDS: Final[dict[str, Callable[[Record], str]]] = {
     "t": lambda record: record.topic,
@@ -99,7 +100,7 @@ def read(
     follow: bool,
     **shape: Any,
 ) -> None:
-    """Read records of topics.
+    """Read records from topics.
 
     \b
     topics read orders -n 10
@@ -107,14 +108,14 @@ def read(
     topics read orders --from -100 -f
     topics read orders --since 2026-11-25 --until 2026-11-26 --format '%I %d'
 
-    By default, all existing records are read topic by topic, oldest first. TOPIC may be
-    a glob. TIME is an age (10m), or a date with an optional time in ISO 8601; without an offset it
-    is local. Records that were lost before they were read are shown as a line in their place:
+    By default, all existing records are read topic by topic, oldest first. TOPIC may be a glob.
+    TIME is an age (10m), or a date with an optional time in ISO 8601. Without an offset, it is
+    local time. Records that were lost before they were read are shown as a line in their place:
     {"tombstone": ...} in JSON, "-- lost #2 to #40 (cap) --" as text. The deletion of a topic is
     shown in the same way.
 
-    After a restart of the server the command continues without missing or repeating a record. With
-    -f, press Ctrl-C to stop (exit code 130).
+    After a server restart, the command continues without missing or repeating a record. With -f,
+    press Ctrl-C to stop (exit code 130).
     """
     if first is not None and since is not None:
         raise click.UsageError("--from and --since exclude each other")
@@ -157,9 +158,9 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
     topics tail orders
     topics tail 'orders*' -n 10
 
-    A glob also matches topics that are created later. They are shown within 2 seconds, from their
-    first record on. Lost records are shown as a line in their place, as in topics read. After a
-    restart of the server the command continues. Press Ctrl-C to stop (exit code 130).
+    A glob also matches topics that are created later. They are shown within 2 seconds, starting
+    with their first record. Lost records are shown as a line in their place, as in topics read.
+    After a server restart, the command continues. Press Ctrl-C to stop (exit code 130).
     """
     output = Output(shell, None, **shape)
     with reached(shell) as client:
@@ -188,9 +189,10 @@ def pages(
 def _backwards(
     shell: Shell, client: Topics, state: TopicState, after: int, limit: int | None
 ) -> Iterator[list[Event]]:
-    """Yield the events of a topic after a seq, the newest first, by windows of seqs.
+    """Yield the events of a topic after a seq, newest first, by windows of seqs.
 
-    A window grows while it has no records, because ranges of seqs may be deleted, and then shrinks.
+    The window grows while it contains no records, because ranges of seqs may have been deleted. It
+    shrinks when records are found.
     """
     size = least = min(limit or calls.PAGE, calls.PAGE)
     high, end = state.head_seq, max(after, state.earliest_seq - 1)
@@ -234,7 +236,7 @@ def _names_of(client: Topics, names: Iterable[str]) -> list[str]:
 
 
 def _ended(client: Topics, state: TopicState, until: datetime | None) -> TopicState:
-    """Return a state whose head is the last record before a time."""
+    """Return a state whose head is the last record before ``until``."""
     if until is None:
         return state
     last = min(client.topic(state.name).since(until), state.head_seq)
@@ -279,8 +281,8 @@ def _follow(
 
 
 class EventStreams:
-    """Receives events of many topics, with a stream and a thread for each `STREAM_TOPICS` of them,
-    and for new topics that a glob matches.
+    """Receives the events of many topics. Each group of `STREAM_TOPICS` topics has a stream and a
+    thread, and so do new topics that match a glob.
     """
 
     def __init__(self, client: Topics, starts: Mapping[str, Start], globs: list[str]) -> None:
@@ -325,7 +327,9 @@ class EventStreams:
 
 
 class Output:
-    """Writes events to stdout, at most ``left`` records, with their topics if ``is_named``."""
+    """Writes events to stdout, with at most ``left`` records. If ``is_named`` is true, their topics
+    are written as well.
+    """
 
     def __init__(
         self,
@@ -350,8 +354,8 @@ class Output:
         return self.left == 0
 
     def show(self, events: list[Event]) -> None:
-        """Write the events of a page, its lost ranges first. Raise `Failed` at a lost range with
-        --fail-on-loss.
+        """Write the events of a page, beginning with its lost ranges. With --fail-on-loss, raise
+        `Failed` if a range was lost.
         """
         for event in events:
             if isinstance(event, Tombstone | TopicDeleted):

@@ -1,4 +1,4 @@
-"""Commands of routers: router ls, create, rm, graph."""
+"""Commands for routers: router ls, create, rm, graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def router() -> None:
 def ls(shell: Shell, source: str, dest: str) -> None:
     """List routers.
 
-    LAG is the number of records of the source that have not been forwarded yet.
+    LAG is the number of records in the source that have not been forwarded yet.
     """
     columns = {
         "name": "ROUTER",
@@ -59,7 +59,7 @@ def ls(shell: Shell, source: str, dest: str) -> None:
 def create(
     shell: Shell, name: str, source: str, dest: str, tag: str | None, sets: tuple[str, ...]
 ) -> ExitCode:
-    """Create a router, which copies records that are appended to SOURCE later to DEST.
+    """Create a router, which copies all records that are appended to SOURCE from now on to DEST.
 
     An existing router is not changed: the exit code is 0 if its config has the specified values,
     otherwise 7.
@@ -90,7 +90,7 @@ def rm(shell: Shell, names: tuple[str, ...]) -> None:
 def graph(shell: Shell, mermaid: bool) -> None:
     """Print the routers as a tree of topics.
 
-    A topic that was printed before ends with "...".
+    The line of a topic that has already been printed ends with "...".
     """
     with shell.client() as client:
         found = [*client.routers()]

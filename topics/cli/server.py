@@ -1,4 +1,4 @@
-"""Commands on a data directory or key file: serve, verify, inspect, repair, restore, keys.
+"""Commands that use a data directory or a key file: serve, verify, inspect, repair, restore, keys.
 
 The server packages are imported when a command runs, so that its help is shown without delay.
 """
@@ -50,7 +50,7 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
         from topics.process import boot
         from topics.storage.data_dir import NotADataDirectory, check_path
 
-    # These signals end the process until the supervisor handles them.
+    # Until the supervisor handles these signals, they end the process.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     environ = os.environ
@@ -77,8 +77,8 @@ def serve(host: str | None, port: str | None, data_dir: str | None, print_config
 def verify(directory: Path) -> ExitCode:
     """Check a data directory for damage.
 
-    The command reads every byte of a directory that no server uses. It lists files and folders with
-    foreign names. The server ignores them, so they do not change the exit code.
+    The command reads every byte of a directory that no server is using. It also lists files and
+    folders with foreign names. The server ignores them, so they do not change the exit code.
     """
     return _on_directory(lambda: _verify(directory), "verify")
 
@@ -146,9 +146,7 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
 
 @contextmanager
 def _backup(source: str) -> Iterator[Any]:
-    """Yield the tar of a backup, or the function that unpacks a generation. Raise
-    `InvalidInput`.
-    """
+    """Yield a backup's tar, or a function that unpacks a generation. Raise `InvalidInput`."""
     from functools import partial
 
     from topics.storage.standby import Standby
@@ -175,7 +173,7 @@ def _backup(source: str) -> Iterator[Any]:
 
 @contextmanager
 def restore_errors(source: str, unchanged: str) -> Iterator[None]:
-    """Convert the errors of a restore to errors of commands."""
+    """Convert the errors that a restore raises to command errors."""
     from topics.storage.backup_restore import BackupDamaged, CannotRestore, NotABackup
     from topics.storage.disk import Damaged
     from topics.storage.standby import BadStandby
@@ -245,7 +243,7 @@ def check_keys(shell: Shell, file: Path) -> None:
 
 
 def _on_directory(run: Callable[[], ExitCode], name: str) -> ExitCode:
-    """Run a command on a data directory without a server."""
+    """Run a command on a data directory that no server is using."""
     from topics.storage.data_dir import DataDirectoryDamaged, DataDirectoryInUse, NotADataDirectory
 
     try:

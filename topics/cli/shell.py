@@ -1,4 +1,4 @@
-"""Shell: shared by all commands: global options, the client, output, exit codes.
+"""Shell: the parts that all commands share: global options, the client, output, exit codes.
 
     @command("ls")
     @click.argument("prefix", default="")
@@ -28,7 +28,7 @@ from topics.errors import ExitCode
 if TYPE_CHECKING:
     from topics.client import Topics, TopicsError
 
-SECRET_MAX_BYTES: Final = 64 * 1024  # the limit of a request's header
+SECRET_MAX_BYTES: Final = 64 * 1024  # the limit for a request's header
 
 
 class InvalidInput(click.ClickException):
@@ -47,7 +47,9 @@ class Failed(click.ClickException):
 
 @dataclass
 class Shell:
-    """A run of the program. ``timeout`` is the time in s to retry an unavailable server."""
+    """A run of the program. ``timeout`` is the time in s for which an unavailable server is
+    retried.
+    """
 
     url: str | None = None
     context: str | None = None
@@ -58,8 +60,9 @@ class Shell:
     is_away: bool = False  # an interruption of the server has been reported
 
     def client(self, *, retries: bool = False) -> Topics:
-        """Return a client. With ``retries`` it retries as `topics.client` does: streams and workers
-        indefinitely. Otherwise a call raises its first failure. Raise `TopicsError`.
+        """Return a client. With ``retries``, it retries in the same way as `topics.client`: streams
+        and workers retry indefinitely. Otherwise, a call raises its first failure. Raise
+        `TopicsError`.
         """
         from topics.client import Retry, Topics
         from topics.client.settings import read_key
@@ -80,7 +83,7 @@ class Shell:
         self.is_away = True
 
     def report_reconnected(self) -> None:
-        """Report the end of an interruption. To be called after each response or event."""
+        """Report the end of an interruption. This must be called after each response or event."""
         if self.is_away:
             self.is_away = False
             self.print_note("connected again")
@@ -122,10 +125,11 @@ class Shell:
         show: Mapping[str, Callable[[Any], str]] | None = None,
         empty: str = "",
     ) -> None:
-        """Write ``rows`` (structs or mappings) as a table, or with ``--json`` each as one line.
+        """Write ``rows`` (structs or mappings) as a table. With ``--json``, write each row as one
+        line.
 
-        ``columns`` has the titles by field, ``show`` the formats by field. ``empty`` is the message
-        if there are no rows.
+        ``columns`` contains the titles by field, and ``show`` contains the formats by field.
+        ``empty`` is the message if there are no rows.
         """
         rows = [*rows]
         if not rows and empty:
@@ -165,7 +169,7 @@ class Shell:
                 else:
                     error.show()
                 return ExitCode(error.exit_code)
-            case OSError():  # a read from a damaged disk or a write to stdout has no file name
+            case OSError():  # a failed read from a bad disk or write to stdout has no file name
                 place = "" if error.filename is None else f"{error.filename}: "
                 self._report("file", f"{place}{error.strerror or error}")
                 return ExitCode.FAILED
@@ -176,7 +180,7 @@ class Shell:
                 return self._refused(error)
 
     def _refused(self, error: BaseException) -> ExitCode:
-        """Report an error of the client. Raise any other error."""
+        """Report a client error. Raise any other error again."""
         from topics.client import errors
 
         if not isinstance(error, errors.TopicsError):
@@ -242,8 +246,8 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 
 def write_table(titles: list[str], rows: list[list[str]]) -> None:
-    """Write columns: as wide as the terminal allows, or in full to a pipe. On a terminal the widest
-    columns, which are names and data, are shortened first.
+    """Write columns. A pipe gets them in full. On a terminal, the columns are shortened to its
+    width, starting with the widest ones, which are names and data.
     """
     if not sys.stdout.isatty():
         click.echo("\n".join(aligned([titles, *rows])))
@@ -279,7 +283,7 @@ def secret(prompt: str) -> bytes:
 
 
 def context_names(_context: object, _parameter: object, incomplete: str) -> list[str]:
-    """Return the names of contexts that begin with ``incomplete``, for the completion of shells."""
+    """Return the context names that begin with ``incomplete``, for shell completion."""
     from topics.client import TopicsError
     from topics.client.settings import read_contexts
 
@@ -332,7 +336,7 @@ class Command(click.Command):
         self.epilog = self.epilog or "Global options and exit codes: topics --help."
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Return its own parameters, then the global options that it does not redefine."""
+        """Return its own parameters, then the global options that the command does not redefine."""
         own = super().get_params(context)
         taken = {name for parameter in own for name in parameter.opts}
         return [*own, *(option for option in _HIDDEN if not taken & {*option.opts})]

@@ -1,4 +1,6 @@
-"""standby: keeps a restorable copy of a running server on another machine, and promotes it."""
+"""The command standby: keeps a restorable copy of a running server on another machine, and promotes
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ from topics.storage.standby import (
     StandbyInUse,
 )
 
-RESPONSE_S: Final = 3.0  # timeout of a request that checks whether the source responds
-STOP_S: Final = 30.0  # timeout of a promotion that stops the loop
+RESPONSE_S: Final = 3.0  # timeout of the request that checks whether the source responds
+STOP_S: Final = 30.0  # maximum time for which a promotion waits for the loop to stop
 PAUSE_MAX_S: Final = 30.0  # longest interval between two rounds after a failure
 DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
@@ -53,7 +55,7 @@ def standby() -> None:
 
 
 class Figures:
-    """The figures of the loop, as Prometheus text."""
+    """The loop's metrics, in the Prometheus text format."""
 
     def __init__(self) -> None:
         self.newest: Generation | None = None
@@ -120,7 +122,7 @@ def run(
     topics standby promote /srv/standby
 
     The first round copies all data; each later round copies only new data. The key needs the scope
-    admin and no prefixes. Each round adds a generation, which can be restored by topics restore
+    admin and no prefixes. Each round adds a generation, which can be restored with topics restore
     DIR@GENERATION. A killed or interrupted round is continued. If the server does not respond, the
     rounds are retried indefinitely. A server that was restored or has lost its data is refused,
     unless --accept-older is given, because its data would soon replace all generations.
@@ -144,8 +146,9 @@ def _rounds(
     *,
     is_once: bool,
 ) -> None:
-    """Run rounds until the process is stopped. Raise the failure of a single round. Also raise it
-    if no generation exists and the server refuses the request, because the key may be wrong.
+    """Run rounds until the process is stopped. If only one round was requested, raise its failure.
+    Also raise the failure if no generation exists and the server refuses the request, because the
+    key may be wrong.
     """
     reported, pause_s = "", every_s
     figures.newest, figures.kept = copy.newest(), len(copy.numbers())
@@ -197,7 +200,9 @@ def _receive(client: Topics, copy: Standby, rate: int | None, *, accepts_older: 
 
 
 def _counters(client: Topics) -> LogVolume | None:
-    """Return what the server has written since its start, or None if that is unavailable."""
+    """Return the amount of data that the server has written since its startup, or None if it is
+    unavailable.
+    """
     try:
         metrics = client.once(calls.metrics())
     except TopicsError:
@@ -246,7 +251,7 @@ def _metrics(address: str | None, figures: Figures) -> Iterator[None]:
 
 @contextmanager
 def _usage() -> Iterator[None]:
-    """Convert the errors of a standby directory to those of commands."""
+    """Convert the errors that a standby directory raises to command errors."""
     try:
         yield
     except (BadStandby, StandbyInUse) as error:
@@ -273,7 +278,7 @@ def _summary(found: Generation) -> dict[str, Any]:
 @click.option("--verify", is_flag=True, help="Read all files of the newest generation.")
 @pass_shell
 def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> ExitCode:
-    """Show the age of a copy, and the amount of data it lacks.
+    """Show the age of a copy, and the amount of data that it lacks.
 
     Exit code: 0 if the copy is usable, 1 if it is older than --max-age, 3 if it is damaged, 4 if it
     has no generation, 6 if the server does not respond.
@@ -338,7 +343,7 @@ def _lacks(volume: LogVolume) -> str:
 
 @standby.command("promote")
 @click.argument("source", metavar="DIR[@GENERATION]")
-@click.option("--force", is_flag=True, help="Promote although the source responds.")
+@click.option("--force", is_flag=True, help="Promote even if the source responds.")
 @click.option("--as-new", is_flag=True, help="Give all topics a new epoch: readers start again.")
 @click.option("--damaged", is_flag=True, help="Promote files that were damaged at the source.")
 @click.option(
@@ -366,7 +371,7 @@ def promote(
     copy, loss = Standby(directory), None
     with _usage():
         if (directory / "meta").exists():
-            # DIR is a data directory. A server may have locked it, which must not be stopped.
+            # DIR is a data directory. A server may have locked it, and must not be stopped.
             if not (directory / "standby.json").exists():
                 shell.print_note(f"{directory} was promoted before, or is a data directory")
                 return
@@ -395,7 +400,7 @@ def promote(
 
 
 def _responds(shell: Shell, origin: Origin) -> str:
-    """Return how the source responds, or an empty text if it does not."""
+    """Return a description of the source's response, or an empty string if it does not respond."""
     shell.url, shell.timeout = shell.url or origin.url, RESPONSE_S
     with shell.client() as client:
         try:
@@ -420,7 +425,7 @@ def _stop_loop(copy: Standby) -> IO[str]:
         try:
             return copy.lock()
         except StandbyInUse as error:
-            # The pid may belong to a process of another container or machine.
+            # The pid may belong to a process in another container or on another machine.
             if time.monotonic() > deadline or not _has_open(error.pid, copy.path / "LOCK"):
                 raise
             with suppress(ProcessLookupError):
@@ -429,7 +434,7 @@ def _stop_loop(copy: Standby) -> IO[str]:
 
 
 def _has_open(pid: int, file: Path) -> bool:
-    """Return whether a process of this machine has opened the file."""
+    """Return whether a process on this machine has opened the file."""
     with suppress(FileNotFoundError, PermissionError):
         for opened in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):
@@ -439,8 +444,8 @@ def _has_open(pid: int, file: Path) -> bool:
 
 
 def _expected_loss(copy: Standby, number: int | None) -> LogVolume | None:
-    """Estimate what the source has written since a generation, or since the newest one, from the
-    rate between earlier generations.
+    """From the rate between earlier generations, estimate the amount of data that the source has
+    written since a generation, or since the newest one.
     """
     # A damaged manifest must not prevent a promotion, so only intact ones are used.
     found = [each for each in copy.intact() if number is None or each.number <= number]

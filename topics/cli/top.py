@@ -1,9 +1,9 @@
-"""The command top: the current activity of a server.
+"""The command top: shows the current activity of a server.
 
     sample --interval--> sample --difference--> report --> lines on the terminal, or a JSON object
 
-A report has a member for each figure. Rates are None if there is no earlier sample, as after a
-restart.
+A report has a member for each figure. Rates are None if there is no earlier sample, for example
+after a restart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ RATES: Final = ("writes", "reads", "errors")
 
 
 class Sample(NamedTuple):
-    """The counters of a server at one time. ``topics`` has head seq, records and bytes by name."""
+    """The counters of a server at one point in time. ``topics`` contains the head seq, records and
+    bytes by name.
+    """
 
     at: float
     metrics: Metrics
@@ -39,7 +41,7 @@ def _rate(value: float) -> str:
     return f"{value:.1f}/s" if 0 < value < 10 else f"{value:,.0f}/s"
 
 
-# By field: the title of its column and the format of its values. Names may be long and are last.
+# The column title and the value format by field. Names may be long, so they are last.
 TOPICS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "records_per_s": ("NEW", _rate),
     "records": ("RECORDS", str),
@@ -65,9 +67,9 @@ ROUTERS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 def top(shell: Shell, once: bool, interval: int, rows: int) -> ExitCode:
     """Show the current activity of the server.
 
-    Topics with the most new records and routers with the longest lag come first. Writes are append
-    requests, reads are diff requests, and errors are responses with a status of 400 or higher. The
-    fsync times are measured in the interval. Press Ctrl-C to stop (exit code 0).
+    Topics with the most new records and routers with the longest lag are listed first. Writes are
+    append requests, reads are diff requests, and errors are responses with a status of 400 or
+    higher. The fsync times are those of the interval. Press Ctrl-C to stop (exit code 0).
     """
     with shell.client() as client:
         every = reports(client, interval / 1000, rows)
@@ -123,7 +125,7 @@ def sample(client: Topics) -> Sample:
 
 
 def report_of(before: Sample | None, after: Sample, rows: int) -> Report:
-    """Return the report of the time between two samples."""
+    """Return the report for the time between two samples."""
     metrics, then = after.metrics, before.metrics if before else {}
 
     def rate(now: float, earlier: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Commands of topics: ls, info, create, config, rm, delete."""
+"""Commands for topics: ls, info, create, config, rm, delete."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ls(shell: Shell, prefix: str) -> None:
 def info(shell: Shell, topic: str) -> None:
     """Show the state and the config of a topic.
 
-    Fields that differ from the defaults come first.
+    Fields that differ from their defaults are listed first.
     """
     with shell.client() as client:
         state = client.topic(topic).state()
@@ -102,12 +102,12 @@ def config(
 ) -> ExitCode:
     """Show or change the config of a topic.
 
-    Only the specified fields change. Values are JSON or text. Fields in milliseconds accept 7d,
-    fields in bytes 1G, and counts 1M.
+    Only the specified fields change. Values are JSON or text. Fields in milliseconds accept values
+    such as 7d, fields in bytes accept 1G, and counts accept 1M.
 
     A shorter ttl_ms or a lower cap removes records, including leased jobs and records of a topic
     with discard reject. The command reports their number and asks for confirmation. --yes confirms
-    in advance, --dry-run only reports.
+    in advance, and --dry-run only reports.
     """
     with shell.client() as client:
         state = client.topic(topic).state()
@@ -168,16 +168,16 @@ def rm(shell: Shell, topics: tuple[str, ...], is_sure: bool) -> None:
 @yes
 @pass_shell
 def delete(shell: Shell, topic: str, before: int | None, tag: str | None, is_sure: bool) -> None:
-    """Delete records of a topic.
+    """Delete records from a topic.
 
-    With both options, only records that match both are deleted. Readers are not notified of deleted
-    records.
+    If both options are given, only records that match both are deleted. Readers are not notified of
+    deleted records.
     """
     if before is None and tag is None:
         raise click.UsageError("specify the records with --before SEQ or --tag TAG")
     which = "" if before is None else f" before seq {before}"
     which += "" if tag is None else f" with tag {tag}"
     with shell.client() as client:
-        shell.confirm(f"Delete records of {topic}{which}?", is_sure)
+        shell.confirm(f"Delete records from {topic}{which}?", is_sure)
         done = client.topic(topic).delete(before=before, tag=tag)
-    shell.done(done, f"deleted {units.counted(done.deleted)} of {topic}; {done.count} remain")
+    shell.done(done, f"deleted {units.counted(done.deleted)} from {topic}; {done.count} remain")

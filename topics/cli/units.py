@@ -92,7 +92,9 @@ class Duration(click.ParamType[int]):
 
 
 class Time(click.ParamType[datetime]):
-    """A date with an optional time in ISO 8601, local without an offset; or an age: ``10m``."""
+    """A date with an optional time in ISO 8601, which is local time without an offset, or an age:
+    ``10m``.
+    """
 
     name = "time"
 

@@ -4,11 +4,11 @@ main thread       claims a job for each free slot
 job thread        runs the program; exit code 0 acks the job, any other nacks it
 monitor thread    once a second, stops programs whose lease is lost
 
-              SIGTERM                  Ctrl-C
-claims        stop                     stop
-programs      finish                   receive Ctrl-C as well, and SIGTERM after one second
-their jobs    acked or nacked          acked after exit code 0, otherwise released immediately
-exit code     0                        130
+                 after SIGTERM            after Ctrl-C
+claims           stop                     stop
+programs         finish                   receive Ctrl-C as well, and SIGTERM after one second
+programs' jobs   acked or nacked          acked after exit code 0, otherwise released immediately
+exit code        0                        130
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from topics.errors import ExitCode
 
 MONITOR_S: Final = 1.0
 WAIT_S: Final = 0.5  # short, because a signal just before a wait is handled only after the wait
-# The time to wait for the end of stderr, which children of the program may keep open.
+# Maximum time to wait for the end of stderr, which children of the program may keep open.
 STDERR_S: Final = 1.0
-STDERR_MAX_BYTES: Final = 4096  # searched for the last line
-GRACE_S: Final = 1.0  # from Ctrl-C to SIGTERM
-KILL_S: Final = 5.0  # from SIGTERM to SIGKILL
-# Exit codes of programs that SIGINT or SIGTERM ended. They are not failures if this process is
-# being stopped as well.
+STDERR_MAX_BYTES: Final = 4096  # length of the end of stderr in which the last line is searched
+GRACE_S: Final = 1.0  # time from Ctrl-C to SIGTERM
+KILL_S: Final = 5.0  # time from SIGTERM to SIGKILL
+# Exit codes of programs that were ended by SIGINT or SIGTERM. They are not failures if this process
+# is being stopped as well.
 STOPPED: Final = {signed for number in (2, 15) for signed in (-number, 128 + number)}
 
 
@@ -77,19 +77,19 @@ def work(
     drain: bool,
     command: tuple[str, ...],
 ) -> ExitCode:
-    """Run a command for each job of a queue.
+    """Run a command for each job in a queue.
 
-    The command receives the data of the job as JSON on stdin, and the environment variables
+    The command receives the job's data as JSON on stdin, and the environment variables
     TOPICS_TOPIC, TOPICS_SEQ, TOPICS_TAG, TOPICS_DELIVERIES and TOPICS_LAST_ERROR. Exit code 0 acks
     the job. Otherwise the job is retried after 1, 2, 4, ... seconds, with the last line of stderr
     as its last error.
 
     Leases are extended while commands run. If a lease is lost, its command is stopped (SIGTERM),
-    because another worker may have the job. Leases survive a restart of the server only in queues
-    with leases_durable.
+    because another worker may have the job. Leases survive a server restart only in queues with
+    leases_durable.
 
-    After SIGTERM, running commands finish and no other is started. With --once or --drain, the exit
-    code is 1 if a command has failed.
+    After SIGTERM, running commands finish and no more commands are started. With --once or --drain,
+    the exit code is 1 if a command has failed.
     """
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
@@ -124,7 +124,7 @@ class WorkerPool:
         self._running: dict[subprocess.Popen[bytes], Job] = {}
         self._is_interrupted, self._is_over = False, threading.Event()
         self._failure: Exception | None = None
-        self.begun = self.failed = 0  # numbers of started and of nacked jobs
+        self.begun = self.failed = 0  # number of started jobs, and of nacked jobs
 
     def run(self, *, once: bool, drain: bool) -> None:
         """Work until the worker stops. Raise `TopicsError` or `OSError`."""
@@ -169,8 +169,8 @@ class WorkerPool:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _interrupt(self) -> None:
-        """Stop after Ctrl-C. The terminal has sent it to the programs as well. Kill the programs
-        immediately after a second Ctrl-C.
+        """Stop after Ctrl-C. The terminal has also sent the signal to the programs. After a second
+        Ctrl-C, kill the programs immediately.
         """
         with self._lock:
             self._is_interrupted = True
@@ -257,7 +257,7 @@ class WorkerPool:
 
 
 def _copy(stderr: Any, end: bytearray) -> None:
-    """Copy the stderr of a program to the stderr of this process, and its end to ``end``."""
+    """Copy a program's stderr to the stderr of this process, and store its end in ``end``."""
     with stderr:
         while data := stderr.read1(65536):
             with suppress(OSError):
@@ -267,7 +267,7 @@ def _copy(stderr: Any, end: bytearray) -> None:
 
 
 def environment_of(record: JobRecord) -> dict[str, str]:
-    """Return the environment variables of a job for its program."""
+    """Return the environment variables that describe a job to its program."""
     variables = {
         "TOPICS_TOPIC": record.topic,
         "TOPICS_SEQ": str(record.seq),

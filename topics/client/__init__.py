@@ -1,9 +1,9 @@
-"""The client of a topics server.
+"""The client for a topics server.
 
     aio/            the client for asyncio and trio
     sync/           the client for threads, generated from aio/ by tests/client/unasync.py
-    tasks.py        the parts of aio/ that differ for threads: tasks of asyncio and trio
-    threads.py      the same parts for sync/, which are not generated: threads and signals
+    tasks.py        the parts of aio/ that differ for threads: asyncio and trio tasks
+    threads.py      the corresponding parts of sync/, which are not generated: threads and signals
     jobs.py         a job that a worker holds, without I/O
     http.py         header fields, timeouts, certificates, failures
     watching.py     event streams, without I/O
@@ -13,8 +13,8 @@
     settings.py     the server and the key
     errors.py       TopicsError, and a subclass for each way to handle a failure
 
-A module imports only modules that are listed below it. The client imports no module of the server
-except types of `topics.formats` and `topics.errors`, and no process of a server imports the client.
+A module imports only modules that are listed below it. The client imports no server modules except
+types from `topics.formats` and `topics.errors`, and no server process imports the client.
 """
 
 from topics.client.calls import Retry

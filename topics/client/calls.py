@@ -30,13 +30,13 @@ PAGE: Final = 1000  # the server's maximum
 WAIT_S: Final = 25.0  # the duration of a long poll; the server's maximum is 30
 SHUTDOWN_S: Final = 0.8  # the timeout of a request after Ctrl-C, a cancellation or an exception
 ATTEMPT_MIN_S: Final = 0.2  # the minimum timeout of a request, even after its deadline
-RANDOM: Final = random.SystemRandom()  # does not disturb a program that seeds `random`
+RANDOM: Final = random.SystemRandom()  # independent of `random`, which a program may seed
 
 
 class Call(NamedTuple, Generic[T]):
     """A request. ``is_repeatable``: sending it twice has the effect of sending it once. ``wait_s``:
-    how long the server may delay the response on purpose. ``key``: the idempotency key, for a body
-    that does not contain one.
+    the time for which the server may delay the response on purpose. ``key``: the idempotency key,
+    for a body that does not contain one.
     """
 
     method: str
@@ -66,11 +66,11 @@ class Call(NamedTuple, Generic[T]):
             return self.parse(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TopicsError(
-                f"not a response of a topics server: {error}", code="bad_answer", status=status
+                f"not a response from a topics server: {error}", code="bad_answer", status=status
             ) from None
 
     def read_by(self, parse: Callable[[bytes], P]) -> Call[P]:
-        """Return the same request with another way to parse its response."""
+        """Return the same request with a different way to parse its response."""
         return Call(self.method, self.path, parse, *self[3:])
 
 
@@ -78,11 +78,11 @@ class Call(NamedTuple, Generic[T]):
 class Retry:
     """The retry policy. Retries end ``deadline`` s after the first failure. The pause between
     attempts is the server's Retry-After. If there is none, the pause doubles from ``first`` to
-    ``most`` s, minus a random part of up to a half.
+    ``most`` s. A random share of up to half is subtracted from each pause.
 
-    ``tries`` bounds the number of attempts after the first, ``connects`` the number of attempts
-    that could not connect. With ``tries`` the pause doubles even if the server requests a shorter
-    one, because a short Retry-After would otherwise use up all attempts within seconds.
+    ``tries`` bounds the number of attempts after the first, and ``connects`` bounds the number of
+    attempts that could not connect. With ``tries``, the pause doubles even if the server requests a
+    shorter one. Otherwise, a short Retry-After would use up all attempts within seconds.
     """
 
     deadline: float = 60.0
@@ -178,7 +178,7 @@ class TopicConfig(TypedDict, total=False):
 
 
 class RouterOptions(TypedDict, total=False):
-    """The fields of a router besides its source and dest (§6)."""
+    """The fields of a router other than its source and dest (§6)."""
 
     create_dest: bool
     preserve_node: bool
@@ -189,7 +189,7 @@ class RouterOptions(TypedDict, total=False):
 
 
 class RecordFields(TypedDict, total=False):
-    """The fields of a record besides its payload (§2). ``delay`` in s and ``deliver_at``, a
+    """The fields of a record other than its payload (§2). ``delay`` in s and ``deliver_at``, a
     datetime or s since 1970, delay a job; a record has at most one of them.
     """
 
@@ -307,7 +307,7 @@ def list_topics(prefix: str, cursor: str | None) -> Call[Page[values.TopicInfo]]
 
 
 def list_routers(cursor: str | None, **query: str) -> Call[Page[values.RouterInfo]]:
-    """List routers (§6.3). ``query`` may have ``prefix``, ``source`` and ``dest``."""
+    """List routers (§6.3). ``query`` may contain ``prefix``, ``source`` and ``dest``."""
     return _list("/v0/routers", _routers, {**query, "cursor": cursor})
 
 
@@ -400,12 +400,12 @@ class Search:
 
     def __init__(self, name: str, state: values.TopicState, from_ms: int) -> None:
         self._name, self._from_ms = name, from_ms
-        # All records up to low are older, all records after high are not.
+        # All records up to `low` are older than the time, and all records after `_high` are not.
         self.low, self._high = state.earliest_seq - 1, state.head_seq
 
     @property
     def is_done(self) -> bool:
-        """Whether the seq is found."""
+        """Whether the seq has been found."""
         return self.low >= self._high
 
     def call(self) -> Call[values.DiffPage]:
@@ -433,7 +433,7 @@ class Reading:
         self._is_caught_up, self.is_done = False, limit == 0
 
     def call(self) -> Call[values.DiffPage]:
-        """Return the request of the next page."""
+        """Return the request for the next page."""
         limit = PAGE if self._left is None else min(self._left, PAGE)
         wait_s = WAIT_S if self._follow and self._is_caught_up else 0.0
         options = {"limit": limit, "node": self._node, "epoch": self._epoch}

@@ -1,12 +1,12 @@
-"""Chunks: divide many records into appends of a bounded size, each with an idempotency key.
+"""Chunks: divides many records into appends of bounded size, each with an idempotency key.
 
     single records --> `Chunker.add` -.
                                       +--> Chunk: number, count, records as a JSON array
     Arrow columns ---> `Chunker.cut` -'
 
 A chunk has at most ``max_records``, and is completed before it would exceed ``max_bytes``, so its
-bounds depend only on the records and these limits. A record above ``max_bytes`` is a separate
-chunk, so that the server can refuse it without refusing another record.
+bounds depend only on the records and these limits. A record above ``max_bytes`` forms a chunk of
+its own, so that the server can refuse it without refusing other records.
 
 A chunk has the same idempotency key (§0.8) whenever the same work is repeated:
 
@@ -29,7 +29,7 @@ M = TypeVar("M")
 @dataclass(frozen=True, slots=True)
 class Chunk(Generic[M]):
     """The records of one append (§2). ``number`` counts from 0. ``records`` is a JSON array of
-    ``count`` records. ``marks`` has the marks that `Chunker.add` was called with.
+    ``count`` records. ``marks`` contains the marks that were passed to `Chunker.add`.
     """
 
     number: int
@@ -84,7 +84,7 @@ class Chunker(Generic[M]):
 
 
 def run_key(name: str, chunk: Chunk[M]) -> str:
-    """Return the key of a chunk in a run of this name."""
+    """Return the key of a chunk in a run with this name."""
     return f"{name}:{chunk.number + 1}"
 
 
@@ -113,9 +113,9 @@ def chunk_key(scope: str, topic: str, partition: int, number: int, count: int, b
     """Return the key of chunk ``number`` of ``partition``: ASCII, 46 characters. ``body`` is the
     complete request body, so a different ``node`` makes a different write.
 
-    The bytes are part of the key because another attempt may see other rows (a nondeterministic
-    query). These are appended again, which a reader can detect. A key without the bytes would drop
-    them, which no reader can detect.
+    The bytes are part of the key, because another attempt may see different rows if the query is
+    nondeterministic. Such rows are appended again, which a reader can detect. With a key that does
+    not depend on the bytes, they would be dropped, which no reader can detect.
     """
     content = blake2b(body, digest_size=20).hexdigest()
     # repr() quotes the scope and the topic, so they cannot imitate other scopes or numbers.

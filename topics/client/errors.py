@@ -1,4 +1,4 @@
-"""Errors of requests: one class for each way to handle a failure.
+"""Request errors: one class for each way to handle a failure.
 
 Invalid          400 405 406 413 415   correct the request
 Refused          401 403               use another key
@@ -18,8 +18,8 @@ import msgspec
 
 
 class TopicsError(Exception):
-    """A request that failed. ``code`` is the contract's ``error.code`` (§0.5) and ``status`` the
-    HTTP status, 0 if there was no response. ``detail`` is the contract's ``error.detail``.
+    """A request that failed. ``code`` is the contract's ``error.code`` (§0.5), and ``status`` is
+    the HTTP status, or 0 if there was no response. ``detail`` is the contract's ``error.detail``.
     ``request_id`` identifies the request in the server's log.
     """
 
@@ -107,7 +107,7 @@ _STATUS_OF = {
 
 
 def command_error(code: str, message: str, detail: dict[str, Any]) -> TopicsError:
-    """Return the error of a WebSocket reply, which has no status."""
+    """Return the error for a WebSocket reply, which has no status."""
     envelope = _Envelope(_Error(code, message, detail))
     return error_of(_STATUS_OF.get(code, 400), {}, msgspec.json.encode(envelope))
 

@@ -1,8 +1,8 @@
-"""HTTP for both clients. Requests use httpcore2. Streams use httpx2, which is built on it, takes
-0.3 ms of CPU more for each request, and is imported when the first stream is opened.
+"""HTTP for both clients. Requests use httpcore2. Streams use httpx2, which is built on httpcore2
+and takes 0.3 ms more CPU time for each request. It is imported when the first stream is opened.
 
-A connection that the server has closed is not used again. Redirects are not followed. Proxies of
-the environment are not used.
+A connection that the server has closed is not used again. Redirects are not followed. Proxy
+settings in the environment are not used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def certificates(target: Target) -> ssl.SSLContext | None:
 
 
 def http_options(target: Target, timeout: float) -> dict[str, Any]:
-    """Return the arguments of both clients of httpx2."""
+    """Return the arguments for both httpx2 clients."""
     import httpx2
 
     return {
@@ -64,7 +64,7 @@ def http_options(target: Target, timeout: float) -> dict[str, Any]:
 
 
 def timeouts(timeout: float, connect_s: float) -> tuple[float, float, float, float]:
-    """Return the timeouts of httpx2: connect, read, write, wait for a connection."""
+    """Return the httpx2 timeouts: connect, read, write, wait for a connection."""
     return connect_s, timeout, timeout, timeout
 
 
@@ -80,8 +80,8 @@ def shut_down(connection: socket.socket) -> None:
 
 
 def lost(error: Exception, target: Target) -> ConnectionLost:
-    """Return the failure of a request without a response. The errors of httpcore2 and of httpx2
-    have the same names.
+    """Return the error for a request that received no response. The exceptions of httpcore2 and
+    httpx2 have the same names.
     """
     was_sent = type(error).__name__ not in ("ConnectError", "ConnectTimeout")
     why = str(error) or type(error).__name__

@@ -14,7 +14,7 @@ from topics.client.values import JobRecord
 ERROR_MAX_BYTES: Final = 1024
 DELAY_MAX_S: Final = 300.0
 EXTEND_DIVISOR: Final = 3.0  # leases are extended after their duration divided by this number
-EXTEND_RETRY_S: Final = 1.0  # the pause after an extension that failed
+EXTEND_RETRY_S: Final = 1.0  # the pause after a failed extension
 
 
 class HeldJob:
@@ -64,7 +64,7 @@ class HeldJob:
 
     @property
     def deliveries(self) -> int:
-        """The number of times that the job was claimed, including this time."""
+        """The number of times that the job has been claimed, including this time."""
         return self.record.deliveries
 
     @property
@@ -74,7 +74,7 @@ class HeldJob:
 
     @property
     def is_settled(self) -> bool:
-        """Whether an ack or a nack was sent."""
+        """Whether an ack or a nack has been sent."""
         return self._settled is not None
 
     @property

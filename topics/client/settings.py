@@ -3,10 +3,10 @@
     url    the argument, TOPICS_URL, the context's ``url``, http://127.0.0.1:4000
     key    the argument, TOPICS_API_KEY, the context's ``key`` or ``key_file``, none
 
-The first of these sources that is set applies. Contexts are tables ``[contexts.NAME]`` of a TOML
+The first of these sources that is set applies. Contexts are tables ``[contexts.NAME]`` in a TOML
 file. ``current`` in this file names the default context, which applies unless the caller or
-TOPICS_CONTEXT names another one. If the URL comes from the argument or TOPICS_URL, the key of the
-context is not used, because a key must not be sent to another server.
+TOPICS_CONTEXT specifies a different one. If the URL comes from the argument or TOPICS_URL, the key
+of the context is not used, because a key must not be sent to another server.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Contexts(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The server and the key of requests. ``url`` has no slash at its end. If ``ssl_context`` is
-    None, the certificates of the system are trusted.
+    """The server and the key for requests. ``url`` has no trailing slash. If ``ssl_context`` is
+    None, the system's certificates are trusted.
     """
 
     url: str
@@ -96,7 +96,7 @@ def resolve(url: str | None = None, key: str | None = None, context: str | None 
 
 
 def checked_url(url: str) -> str:
-    """Check a URL and return it without a slash at its end. Raise `Invalid`."""
+    """Check a URL and return it without a trailing slash. Raise `Invalid`."""
     url = url.rstrip("/")
     try:
         parts = urlsplit(url)

@@ -67,7 +67,7 @@ class AsyncStop:
         _abort: Callable[[], None],
         timeout_s: float | None = None,
     ) -> T | None:
-        """Return the result of ``call``, or None if it is stopped or timed out first."""
+        """Return the result of ``call``, or None if it is stopped or times out first."""
         with CancelScope() as scope:
             if timeout_s is not None:
                 scope.deadline = anyio.current_time() + timeout_s
@@ -127,7 +127,7 @@ class AsyncSent(Generic[T]):
         return self._done.is_set()
 
     def exception(self) -> BaseException | None:
-        """Return why a finished send failed, or None."""
+        """Return the exception with which the send failed, or None."""
         return self._error
 
     def set_result(self, result: T) -> None:
@@ -142,7 +142,7 @@ class AsyncSent(Generic[T]):
 
 
 def async_sent() -> AsyncSent[Any]:
-    """Return the result of a send that is in progress."""
+    """Return an object for the result of a send that is in progress."""
     return AsyncSent()
 
 

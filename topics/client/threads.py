@@ -42,7 +42,7 @@ __all__ = [
     "shielded",
 ]
 T = TypeVar("T")
-EXIT_FLUSH_MAX_S: Final = 5.0  # the time to send all records that a program did not flush
+EXIT_FLUSH_MAX_S: Final = 5.0  # time to send the records that a program has not flushed
 Opened = WeakSet  # an abandoned stream is closed when its last reference is dropped
 Sent = Future
 
@@ -76,7 +76,7 @@ class Stop:
     def interrupts(
         self, call: Callable[[], T], abort: Callable[[], None], timeout_s: float | None = None
     ) -> T | None:
-        """Return the result of ``call``, or None if it is stopped or timed out first. ``abort``
+        """Return the result of ``call``, or None if it is stopped or times out first. ``abort``
         must make the call raise `TopicsError`.
         """
         with self._changed:
@@ -97,8 +97,8 @@ class Stop:
 
 
 class Abortable:
-    """The base class of `Pool`: aborts a call that waits in another thread. Only for a pool with at
-    most one connection. `is_abortable` must be set before its first call.
+    """The base class of `Pool`: aborts a call that is waiting in another thread. It may be used
+    only for a pool with at most one connection. `is_abortable` must be set before its first call.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Abortable:
         """Keep a reference to the socket of a new connection."""
         self._closed()
         if self.is_abortable:
-            # A duplicate, because TLS replaces the socket object.
+            # Keep a duplicate, because TLS replaces the socket object.
             self._socket = stream.get_extra_info("socket").dup()
             if self._is_aborted:
                 self.abort()
@@ -157,7 +157,7 @@ class Monitor(threading.Condition):
 
 
 def sent() -> Future[Any]:
-    """Return the result of a send that is in progress, so that it cannot be cancelled."""
+    """Return a future for the result of a send that is in progress and cannot be cancelled."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -189,8 +189,8 @@ class Background:
 
 class Sending(Background):
     """The base class of `Producer` and `Publisher`: a thread, which does not require a ``with``
-    block. Records that are not flushed when the program exits are sent then, for up to
-    `EXIT_FLUSH_MAX_S`.
+    block. Records that have not been flushed when the program exits are sent at that time, for up
+    to `EXIT_FLUSH_MAX_S`.
     """
 
     _run: Callable[[], None]

@@ -1,4 +1,4 @@
-"""Responses of the server as values: frozen structs for use with ``match``.
+"""Server responses as values: frozen structs for use with ``match``.
 
     Event = Record | Tombstone | CaughtUp | TopicDeleted
 
@@ -49,8 +49,8 @@ def decoded(raw: bytes | msgspec.Raw) -> Any:
 
 
 class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True, omit_defaults=True):
-    """A record (§3.1). ``raw_data`` and ``raw_meta`` are the JSON as it was sent. ``ts`` is the
-    time of the append in ms since 1970.
+    """A record (§3.1). ``raw_data`` and ``raw_meta`` are the JSON text as it was sent. ``ts`` is
+    the time of the append in ms since 1970.
     """
 
     topic: str = ""
@@ -81,8 +81,8 @@ class Record(msgspec.Struct, frozen=True, dict=True, kw_only=True, omit_defaults
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """The records ``gap_from`` to ``gap_to``, inclusive, were lost before they were read. With the
-    ``reason`` "recreated", the topic was deleted and created again.
+    """The records ``gap_from`` to ``gap_to``, inclusive, were lost before they were read. If the
+    ``reason`` is "recreated", the topic was deleted and created again.
     """
 
     gap_from: int
@@ -102,7 +102,9 @@ class CaughtUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """The topic was deleted. A watch continues with its other topics and ends after the last."""
+    """The topic was deleted. A watch continues with its other topics, and ends after the last one
+    has been deleted.
+    """
 
     head_seq: int
     topic: str = ""
@@ -179,8 +181,8 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicPut(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of a PUT of a topic, or of its dry run (§1.1). ``dropped`` is the number of
-    records that a lower cap or age removes. ``epoch`` is 0 if a dry run would create the topic.
+    """The effect of a topic PUT, or of its dry run (§1.1). ``dropped`` is the number of records
+    that a lower cap or age removes. ``epoch`` is 0 if a dry run would create the topic.
     """
 
     created: bool
@@ -190,8 +192,8 @@ class TopicPut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A router (§6). Lists contain only its name, source, dest, guarantee and total. The other
-    fields are None there.
+    """A router (§6). A list contains only the name, source, dest, guarantee and total of each
+    router. The other fields are None.
     """
 
     name: str = field(name="router")
@@ -230,7 +232,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a redrive. ``reason`` is the reason why the first skipped job was skipped."""
+    """The result of a redrive. ``reason`` is the reason for which the first skipped job was
+    skipped.
+    """
 
     topic: str
     moved: int

@@ -1,10 +1,10 @@
-"""Watching, without I/O: the request of a stream, the meaning of its events, and its positions.
+"""Watching, without I/O: the request for a stream, the meaning of its events, and its positions.
 
     request --> events --> `take` --> the caller handles them --> `done` --> cursors
        '<--- the stream ends, or is silent for two heartbeats <----'
 
 The cursors contain each topic's seq and epoch, so a stream that is opened again continues exactly
-where the last one ended, even if the server was restarted.
+where the last one ended, even if the server has been restarted.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class WatchState:
 
     @property
     def unknown(self) -> list[str]:
-        """The topics whose state `begin` needs first, because a request with different starts
-        contains the epochs of all topics.
+        """The topics whose state must be passed to `begin` before the first request, because a
+        request with different start positions contains the epochs of all topics.
         """
         starts = {repr(start) for start in self.topics.values()}
         if not self.cursors and len(starts) == 1:
@@ -101,7 +101,7 @@ class WatchState:
         return [topic for topic in self.topics if topic not in self.cursors]
 
     def begin(self, state: TopicState) -> None:
-        """Set the position of one of the `unknown` topics by its state."""
+        """Set the position of one of the `unknown` topics from its state."""
         start = self.topics[state.name]
         seq = state.head_seq if isinstance(start, Tail) else start
         self.cursors[state.name] = seq, state.epoch if seq <= state.head_seq else 0
@@ -127,14 +127,14 @@ class WatchState:
             return self._taken(name, data, event_id)
         except (msgspec.MsgspecError, InvalidRequest, KeyError) as error:
             raise TopicsError(
-                f"not an event of a topics server: {error}", code="bad_answer", status=200
+                f"not an event from a topics server: {error}", code="bad_answer", status=200
             ) from None
 
     def _taken(self, name: str, data: str, event_id: str) -> Iterator[PositionedEvent]:
         if name == "error":
             return self._failed(data)
         cursors = decode_cursors(event_id.encode(), self.topics)
-        if not self.cursors:  # the first id contains the start of each topic
+        if not self.cursors:  # the first id contains the start position in each topic
             self.cursors = cursors
         if name == "record":
             return self._records(_batch(data), cursors)
@@ -164,7 +164,7 @@ class WatchState:
 
     def done(self, shown: PositionedEvent) -> None:
         """Advance the position after the caller has handled an event. A deleted topic is removed
-        from the watch, because a later topic of the same name is a different topic.
+        from the watch, because a later topic with the same name is a different topic.
         """
         topic = shown.event.topic
         if isinstance(shown.event, TopicDeleted):
@@ -179,7 +179,7 @@ SAVE_INTERVAL_S: Final = 1.0
 
 
 class Progress:
-    """The positions of a loop over a watch. ``shown`` is the event that it handles now."""
+    """The positions of a loop over a watch. ``shown`` is the event that the loop is handling."""
 
     def __init__(self) -> None:
         self.positions: dict[str, Position] = {}

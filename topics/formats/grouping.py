@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 def grouped(items: Iterable[T], weight: Callable[[T], int], weight_max: int) -> Iterator[list[T]]:
     """Yield consecutive items in groups whose total weight is at most ``weight_max``. An item that
-    exceeds this weight is a separate group.
+    exceeds this weight forms a group of its own.
     """
     group: list[T] = []
     total = 0

@@ -26,8 +26,8 @@ def valid_router_name(name: str) -> bool:
 
 
 def shard_of(name: str, shards: int) -> int:
-    """Return the number of the shard that owns the topic. It is the same in every process, and
-    never changes in a data directory.
+    """Return the number of the shard that owns the topic. The number is the same in every process
+    and never changes within a data directory.
 
     The shard is computed from the name, so a front needs no directory of topics and no round trip
     before the first append. Consistent hashing would have no advantage, because the number of

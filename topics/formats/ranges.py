@@ -33,7 +33,7 @@ many of them.
 
 
 def seq_ranges(pairs: Collection[Iterable[int]]) -> tuple[SeqRange, ...]:
-    """Return ranges decoded from a file, which contains pairs of first and last."""
+    """Convert pairs of first and last, decoded from a file, to ranges."""
     if not pairs:  # the usual case
         return ()
     return tuple(SeqRange(first, last) for first, last in pairs)

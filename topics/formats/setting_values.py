@@ -83,7 +83,7 @@ class HostNames:
 
 
 class Origins:
-    """A comma-separated list of origins as browsers send them, or only ``*``.
+    """A comma-separated list of origins in the form in which browsers send them, or only ``*``.
 
     Origins are converted to lower case, and default ports are removed.
     """

@@ -2,7 +2,7 @@
 
     off      nothing
     audit    changes to topics, routers and records (`Route.is_audited`), appends that create a
-             topic (201), backups, refusals with 401 and 403, and WebSockets
+             topic (201), backups, responses with status 401 or 403, and WebSockets
     all      every request
 
 A stream or WebSocket has one line, written when it ends. Commands on a WebSocket have no lines.
@@ -10,16 +10,16 @@ A stream or WebSocket has one line, written when it ends. Commands on a WebSocke
     event        request
     request_id   as in the response
     trace        the request's traceparent, if it has one
-    key          the first 8 hex digits of SHA-256 of the key's digest, which identify a key and do
-                 not help to guess it; absent if the client has no valid key
-    method       of the request
-    route        the name of the route; also topic or router, if the name is valid
-    status       of the response; absent if the client disconnected before there was a response
+    key          the first 8 hex digits of the SHA-256 of the key's digest, which identify a key
+                 without helping to guess it; absent if the client has no valid key
+    method       the request's method
+    route        the name of the route; topic or router is also present if its name is valid
+    status       the response's status; absent if the client disconnected before the response
     cut          true if the response was not sent completely
     bytes_in     received bytes, heads included
     bytes_out    sent bytes, heads included
     ms           from the complete request to the last byte of its response or of the stream
-    peer         the client's address and port; for a proxy of TOPICS_TRUSTED_PROXIES, the
+    peer         the client's address and port; for a proxy in TOPICS_TRUSTED_PROXIES, the
                  address that the proxy reports
 
 No line may contain a token, a query string, a path as it was sent, or the id of a watch session.
@@ -35,14 +35,14 @@ from topics.formats.names import valid_router_name, valid_topic_name
 from topics.front.route import Route
 
 ALWAYS_AUDITED = (201, 401, 403)
-METHOD_MAX_CHARS = 32  # of a method name; an unknown method may be longer
+METHOD_MAX_CHARS = 32  # a longer method name, which no known method has, is truncated
 
 Write = Callable[[Mapping[str, Any]], None]
 Level = Literal["off", "audit", "all"]
 
 
 class Subject(NamedTuple):
-    """The method, route, object and key of a request, as far as they are known."""
+    """The method, route, object and key of a request, if known."""
 
     method: str = ""
     route: Route | None = None

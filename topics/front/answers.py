@@ -13,7 +13,7 @@ from topics.actors.rpc.session import Reply
 from topics.formats.api.request_heads import Headers
 from topics.formats.api.response_heads import JSON
 
-# Called with the connection; runs until either side closes the stream.
+# A function that is called with the connection and runs until either side closes the stream.
 Stream = Callable[[Any], Awaitable[None]]
 
 
@@ -21,8 +21,8 @@ class BodyOwner(Protocol):
     """The owner of the memory of a response body: the `Reply` from a shard, or a substitute."""
 
     def on_reclaim(self, give_up: Callable[[], object]) -> None:
-        """Register ``give_up``, which is called if the memory is needed and must soon cause a call
-        of `release`.
+        """Register ``give_up``, which is called if the memory is needed. It must soon cause a call
+        to `release`.
         """
 
     def release(self) -> None:
@@ -47,8 +47,8 @@ class Answer(msgspec.Struct, eq=False):
     on_unsent: Callable[[], None] | None = None
 
     def on_reclaim(self, release: Callable[[], object]) -> None:
-        """Register ``release``, which is called if the shared memory is needed and must cause a
-        call of `done`.
+        """Register ``release``, which is called if the shared memory is needed. It must cause a
+        call to `done`.
         """
         if self.reply is not None:
             self.reply.on_reclaim(release)
@@ -70,7 +70,8 @@ class Answer(msgspec.Struct, eq=False):
 def shard_answer(reply: Reply[Any], *, made: Headers = ()) -> Answer:
     """Return a response with a body that a shard has rendered.
 
-    If the request has created a resource, ``made`` is its `location`, and the status is 201.
+    If the request has created a resource, ``made`` is the resource's `location`, and the status is
+    201.
     """
     body = reply.body
     # A body of type `bytes` belongs to the front, so there is no shared memory to release.

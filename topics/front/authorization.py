@@ -40,7 +40,8 @@ def authenticate(access: Access, fields: HeadFields, token: bytes | None) -> Pri
 def key_of(access: Access, initial_input: bytes) -> bytes | None:
     """Return the digest of the known key in the first bytes of a request, or None.
 
-    The result determines only which new client is served first. It does not authorize any request.
+    The result only determines the order in which new clients are served. It does not authorize any
+    request.
     """
     if not access.enabled:
         return None

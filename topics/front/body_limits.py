@@ -8,7 +8,7 @@ from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.route import BodyRule, Route
 
 SHORT_BODY_BYTES = 128 * 1024  # decoded in one loop iteration, which takes 4 to 9 ms at worst
-WATCH_TOPIC_BYTES = 512  # space for a topic name of 255 characters and its start position
+WATCH_TOPIC_BYTES = 512  # space for a topic name of 255 characters and a start position
 JOB_BYTES = 64  # space for a seq and a lease_id
 ESCAPED = 8  # the maximum ratio of the length of an escaped JSON string to its text
 

@@ -1,10 +1,10 @@
 """CORS: header fields that permit pages from other sites to read responses (TOPICS_CORS_ORIGINS).
 
-    setting     Origin of the request    the response has
+    setting     the request's Origin     fields in the response
     unset       any                      no CORS fields
     *           any, or none             Access-Control-Allow-Origin: *, and the exposed fields
-    a list      one of the list          that origin, the exposed fields, Vary: Origin
-    a list      another, or none         Vary: Origin
+    a list      in the list              that origin, the exposed fields, Vary: Origin
+    a list      not in it, or none       Vary: Origin
 
 With ``*`` no response depends on Origin. So a cache may use one response for all pages, and needs
 no Vary.
@@ -42,7 +42,7 @@ class Cors:
     def __init__(self, origins: tuple[str, ...]) -> None:
         self._origins = frozenset(origin.encode("ascii") for origin in origins)
         self._has_any = ANY in self._origins
-        # The fields of a response to a head that could not be read.
+        # The fields in a response to a request whose head could not be read.
         self.lines_of_unread = self.lines(HeadFields(()))
 
     def allows(self, fields: HeadFields) -> bool:

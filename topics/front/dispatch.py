@@ -61,7 +61,7 @@ async def compressed(answer: Answer) -> Answer:
 
 
 async def _gzip(view: memoryview) -> bytes:
-    """Compress in steps, so that other tasks run in between."""
+    """Compress the data in steps, so that other tasks run in between."""
     packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, WBITS_GZIP)
     parts = []
     for start in range(0, len(view), STEP_BYTES):

@@ -18,7 +18,7 @@ from topics.front.dispatch import OnResult, Pending
 from topics.front.error_answers import RETRY_AFTER_MS
 from topics.front.request import Request
 
-LATE_READ_S: Final = 0.5  # time limit for a call that begins after the waiting calls were ended
+LATE_READ_S: Final = 0.5  # time limit for calls that begin after the waiting calls were ended
 
 
 class WaitingCall:
@@ -56,7 +56,7 @@ class WaitingCall:
             shard_call.abandon()
 
     def fail(self, failure: TopicsError) -> None:
-        """Stop the call with a failure if it still waits."""
+        """Stop the call with a failure if it is still waiting."""
         if self in self._calls:
             self.abandon()
             self._then(failure)
@@ -78,8 +78,8 @@ class Drain:
         """Register a call that may wait for records. The caller must call `attach` afterwards."""
         call = WaitingCall(self._calls, request, then)
         if not self._may_wait:
-            # A body may arrive after the waiting calls were ended. Then there is time to read a
-            # page, but not to wait for records.
+            # A body may arrive after the waiting calls were ended. In that case there is time to
+            # read a page, but not to wait for records.
             trio.lowlevel.spawn_system_task(_end_late, call)
         return call
 

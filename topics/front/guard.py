@@ -60,7 +60,8 @@ Match = Callable[[str, bytes], RouteMatch]
 class Guard:
     """Checks requests.
 
-    ``match`` returns the route of a method and target, ``shard_of`` the shard of a topic.
+    ``match`` returns the route for a method and target, and ``shard_of`` returns the shard of a
+    topic.
     """
 
     def __init__(
@@ -133,7 +134,8 @@ class Guard:
         )
 
     def renamed(self, request: Request, topic: str) -> Request | None:
-        """Return the result of `admit` for the same head with the valid name of another topic.
+        """Return the result of `admit` for the same head with ``topic``, a valid name, as its
+        topic.
 
         Return None if `admit` would refuse that name.
         """

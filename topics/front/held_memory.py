@@ -3,18 +3,18 @@
 The memory contains responses, stream events, jobs and WebSocket messages that clients have not read
 yet, and incomplete requests (`UnreadInput`).
 
-    memory of                           bound                   its name in a refusal
-    all clients                         TOPICS_MAX_HELD_BYTES   max_held_bytes
-    the clients of one key              half of that            max_held_bytes_per_key
-    a client, after its first block     `BACKLOG_MAX_BYTES`
-    unread input of all clients         TOPICS_MAX_HELD_BYTES
+    memory                                     bound                   its name in a refusal
+    held for all clients                       TOPICS_MAX_HELD_BYTES   max_held_bytes
+    held for the clients that share a key      half of that            max_held_bytes_per_key
+    held for one client, after its first block `BACKLOG_MAX_BYTES`
+    unread input from all clients              TOPICS_MAX_HELD_BYTES
 
-    a group's held memory     disconnected, slowest first                     new long responses
-    up to half of its bound   no client                                       sent
+    a group's held memory     disconnected clients, slowest first             new long responses
+    up to half of its bound   none                                            sent
     up to its bound           clients that need longer than `TURNOVER_MAX_S`  sent
-    more                      clients, until the sum is within the bound      refused (`refusal`)
+    above its bound           clients, until the sum is within the bound      refused (`refusal`)
 
-A *block* is one object in memory. A block that many clients wait for, such as a page of a feed,
+A *block* is one object in memory. A block for which many clients are waiting, such as a feed page,
 counts once in each sum. A client that reads less than `READ_MIN_BYTES_PER_S` is also disconnected
 (`Holding.due`). This depends on the age of the oldest unsent byte, not on the time since the client
 last read a byte.
@@ -35,7 +35,7 @@ DEFAULT_MAX_BYTES = 96 << 20
 BACKLOG_MAX_BYTES = 32 << 20
 TURNOVER_MAX_S = 10.0
 STALL_MAX_S = 30.0  # §7.6; the maximum age of the oldest unsent byte
-UNREAD_MIN_BYTES = 1024  # less unread input of a client is not counted
+UNREAD_MIN_BYTES = 1024  # a client with less unread input is not counted
 READ_MIN_BYTES_PER_S = 16 * 1024  # each 16 KiB that a client reads extend its limit by one second
 
 
@@ -47,14 +47,14 @@ class Client(Protocol):
 
 
 class Holding:
-    """The unsent data of one client: blocks, the first of which is being sent."""
+    """The unsent data for one client: a list of blocks, the first of which is being sent."""
 
     __slots__ = ("_taken", "blocks", "client", "key", "rate", "since", "size")
 
     def __init__(self, client: Client, key: bytes, now: float) -> None:
         self.client, self.key, self.since = client, key, now
         self.blocks: list[tuple[int, int]] = []  # identity and length of each block
-        self.size = 0  # of all blocks, in bytes
+        self.size = 0  # total length of all blocks
         self.rate = TransferRate()  # the rate at which the client reads
         self._taken = 0
 
@@ -77,18 +77,18 @@ class _Sum:
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
         self.holdings: set[Holding] = set()
-        # Number of clients that wait for a block, by its identity.
+        # Number of clients that are waiting for each block, by the block's identity.
         self._counts: dict[int, int] = {}
 
     def add(self, block: int, length: int) -> None:
-        """Count a client that waits for the block."""
+        """Count a client that is waiting for the block."""
         count = self._counts.get(block, 0)
         self._counts[block] = count + 1
         if not count:
             self.size += length
 
     def remove(self, block: int, length: int) -> None:
-        """Stop counting a client that waits for the block."""
+        """Stop counting a client that was waiting for the block."""
         count = self._counts.pop(block)
         if count > 1:
             self._counts[block] = count - 1
@@ -97,7 +97,8 @@ class _Sum:
 
 
 class UnreadInput:
-    """Bytes of incomplete requests, and of requests that wait for an earlier one to finish.
+    """The unread input of clients: incomplete requests, and requests that are waiting for an
+    earlier one to finish.
 
     ``most`` bounds the bytes of all clients; 0 means no bound. ``on_excess`` is called when
     `excess` has clients to disconnect.
@@ -174,15 +175,15 @@ class HeldMemory:
         holding = Holding(client, key, now)
         of_key = self._keys.get(key)
         if of_key is None:
-            # A key may use half of the total bound. For clients that have no key, only the total
-            # bound applies.
+            # The clients that share a key may use half of the total bound. For clients without a
+            # key, only the total bound applies.
             of_key = self._keys[key] = _Sum(self._all.most // 2 if key else 0)
         of_key.holdings.add(holding)
         self._all.holdings.add(holding)
         return holding
 
     def add(self, holding: Holding, block: object, length: int, now: float) -> None:
-        """Add a block that the client waits for.
+        """Add a block that is waiting to be sent to the client.
 
         The block must exist until the holding is released.
         """
@@ -191,7 +192,7 @@ class HeldMemory:
             return  # the client is already being disconnected
         holding.blocks.append((id(block), length))
         holding.size += length
-        holding.rate.count(length, now)  # a credit: some seconds to read this block
+        holding.rate.count(length, now)  # a credit, so that the client has time to read this block
         # The first block does not count: it may be a single long response.
         if holding.size - holding.blocks[0][1] > BACKLOG_MAX_BYTES:
             self._overlong.append(holding)

@@ -1,5 +1,5 @@
-"""Host names and origins: checks the ``Host`` of each request, and which web pages may use routes
-that do more than return a document.
+"""Host names and origins: checks the ``Host`` of each request, and checks which web pages may use
+routes that do more than return a document.
 
     accepted names         when
     loopback names and     TOPICS_ALLOWED_HOSTS is set, or there are no keys and the server
@@ -10,19 +10,19 @@ In a DNS rebinding attack, a foreign name resolves to 127.0.0.1, so that a brows
 server as the foreign site. A request without a host name (HTTP/1.0) passes, because browsers always
 send a host name.
 
-A browser sends some requests from a page to any site without a preflight. They change data or hold
-resources of the server even though the page cannot read the response: a work stream (a GET that
-leases jobs), every other stream, a WebSocket, a backup, a POST without a body. So on every route
-that does more than return a document, the guard refuses requests from pages of other sites, with
-and without keys:
+A browser sends some requests without a preflight, from any page to any site. Some of them change
+data or use server resources even though the page cannot read the response: a work stream (a GET
+that leases jobs), every other stream, a WebSocket, a backup, a POST without a body. So on every
+route that does more than return a document, the guard refuses requests from pages of other sites,
+with and without keys:
 
     Origin                        Sec-Fetch-Site          the request comes from
     any                           same-origin             a page of this server
     in TOPICS_CORS_ORIGINS        any                     a page that the operator accepts
-    of this host or loopback      any                     a page of this machine
+    of this host or loopback      any                     a page on this machine
     any other, ``null``           absent, any other       a page of another site: refused
     absent                        cross-site, same-site   a page of another site: refused
-    absent                        none                    a browser's user, e.g. a typed address
+    absent                        none                    a browser's user, such as a typed URL
     absent                        absent, unknown         a program
 
 Browsers send no ``Origin`` with an image, a script, a frame, a link, a prefetch, a form that is a
@@ -44,7 +44,7 @@ from topics.formats.api.request_heads import HeadFields
 
 AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^][/:@?#\s]+)(?::[0-9]*)?")
 AUTHORITY_MAX_BYTES = 255 + 6  # the longest DNS name, and a port
-SHOWN_MAX = 100  # characters of a name that an error message contains
+SHOWN_MAX = 100  # maximum number of characters of a host name in an error message
 ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://" + AUTHORITY.pattern)
 LOOPBACK = (b"localhost", b"127.0.0.1", b"[::1]")
 SAME_ORIGIN = b"same-origin"  # values of Sec-Fetch-Site
@@ -52,7 +52,7 @@ FOREIGN_SITES = (b"cross-site", b"same-site")
 
 
 class HostRule:
-    """Checks the hosts in the Host field and in a target in absolute form."""
+    """Checks the host in the Host field, and in a request target in absolute form."""
 
     def __init__(self, settings: Settings, *, has_keys: bool) -> None:
         allowed = [name.encode("ascii") for name in settings.allowed_hosts]

@@ -2,9 +2,9 @@
 
 key table --KeySource--> Server, each tick --> Keys.access: requests are checked against it
                                             |-> cached heads: dropped
-                                            |-> waiting calls: ended, if they are refused now
-                                            '-> streams, watch sessions: closed, if the key
-                                                was removed or has other rights
+                                            |-> waiting calls: ended if they are now refused
+                                            '-> streams, watch sessions: closed if the key
+                                                was removed or its rights have changed
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Keys:
     def refusal(self, principal: Principal) -> Unauthorized | None:
         """Return the error if a stream or session of the principal must end, otherwise None.
 
-        It must end if its key was removed or has other rights.
+        It must end if its key was removed or its rights have changed.
         """
         if principal is ANYONE:
             return None

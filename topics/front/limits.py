@@ -1,10 +1,10 @@
 """Limits on clients (§11): requests in flight, streams, watch sessions and connections.
 
-    kind          total cap                     cap for each key                    acquired by
-    requests      -                             TOPICS_MAX_INFLIGHT_PER_KEY         the guard
-    streams       TOPICS_MAX_SSE_CONNECTIONS    TOPICS_MAX_SSE_CONNECTIONS_PER_KEY  live
-    sessions      TOPICS_MAX_WATCH_SESSIONS     TOPICS_MAX_WATCH_SESSIONS_PER_KEY   watches
-    connections   descriptors of this process   -                                   the acceptor
+    kind          total cap                     cap per key                         acquired by
+    requests      -                             TOPICS_MAX_INFLIGHT_PER_KEY         Guard
+    streams       TOPICS_MAX_SSE_CONNECTIONS    TOPICS_MAX_SSE_CONNECTIONS_PER_KEY  Live
+    sessions      TOPICS_MAX_WATCH_SESSIONS     TOPICS_MAX_WATCH_SESSIONS_PER_KEY   Watches
+    connections   file descriptor limit         -                                   Acceptor
 
 Each row is an instance of `Slots`.
 """
@@ -47,8 +47,8 @@ class Slots:
         """
         self.in_all, self.per_key = in_all, per_key
         self._message, self._retry_after_ms = message, retry_after_ms
-        self.used = 0  # by all principals, ANYONE included
-        self._by_key: dict[bytes, int] = {}  # keys that use slots, by digest
+        self.used = 0  # slots used by all principals, including ANYONE
+        self._by_key: dict[bytes, int] = {}  # number of used slots, by key digest
 
     def used_by(self, principal: Principal) -> int:
         """Return the number of slots that a key uses."""

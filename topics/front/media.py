@@ -12,7 +12,7 @@ from topics.formats.api.response_heads import JSON
 JSON_MEDIA = re.compile(
     rb"application/json[ \t]*(?:;[ \t]*charset[ \t]*=[ \t]*\"?utf-8\"?[ \t]*)?;?", re.IGNORECASE
 )
-ACCEPT_PARAMETERS_MAX = 16  # of one media range in an Accept field
+ACCEPT_PARAMETERS_MAX = 16  # maximum number of parameters of a media range in an Accept field
 _PLAIN_TEXT = (b"text/plain", b"text/*", b"*/*")
 _EVENT_STREAM = (b"text/event-stream", b"text/*", b"*/*")
 GZIP_NAMES = ([b"gzip"], [b"x-gzip"])

@@ -6,8 +6,8 @@
                      '- sent by the client itself
 
 Each proxy appends the address of its peer. So the list is reliable from its right end up to the
-first address that is not a trusted proxy. Any client may have written the addresses before it. The
-header of a peer that is not a trusted proxy, or of a Unix socket, must be ignored.
+first address that is not a trusted proxy. Any client may have written the addresses before it. If
+the peer is not a trusted proxy, or is connected through a Unix socket, the header must be ignored.
 """
 
 from __future__ import annotations

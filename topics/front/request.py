@@ -48,4 +48,4 @@ class Request(msgspec.Struct, frozen=True):
     wrong_media: UnsupportedMediaType | None  # raised only if the chunked body is not empty
     # The header fields, excluding the token, for streams and for routes that negotiate.
     head: HeadFields | None
-    is_timed: bool = False  # the response has Server-Timing
+    is_timed: bool = False  # true if the response has Server-Timing

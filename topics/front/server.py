@@ -52,12 +52,12 @@ from topics.front.table import match, operations_for
 
 log = structlog.get_logger()
 
-DRAIN_SHARE = 0.75  # of drain_ms; the rest is for the shards, which must outlive every request
+DRAIN_SHARE = 0.75  # share of drain_ms; the rest is for the shards, which must outlive requests
 # The date format of RFC 9110. It requires the C locale, which this program never changes.
 DATE = "%a, %d %b %Y %H:%M:%S GMT"
-# Additional part of the drain time, for responses to clients that connected during the drain.
+# Additional share of the drain time, for responses to clients that connected during the drain.
 LATE_SHARE = 0.05
-POLL_GRACE_S = 0.5  # a read that still runs after this time is a long poll, and is ended
+POLL_GRACE_S = 0.5  # a read that is still running after this time is a long poll, and is ended
 
 
 class Server:

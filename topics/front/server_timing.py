@@ -28,7 +28,7 @@ METRICS = {
     b"fsync_ms": b"fsync",
     b"throttle_wait_ms": b"throttle",
 }
-TAIL_BYTES = 512  # the end of a response body, which contains its last member
+TAIL_BYTES = 512  # length of the end of a response body that contains the last member
 _PERFORMANCE = re.compile(rb'"performance":\{([^{}]*)\}\}\s*\Z')
 _MEMBER = re.compile(rb'"(\w+)":([0-9.]+)')
 

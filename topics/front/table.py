@@ -63,7 +63,7 @@ def _segments(path: str) -> Segments:
     return tuple(path.split("/")[1:])
 
 
-PATH_MAX_BYTES = 8 * 1024  # many times the longest valid path
+PATH_MAX_BYTES = 8 * 1024  # several times the length of the longest valid path
 # All paths, the routes of each path by method, and the paths with a placeholder.
 PATHS = {_segments(route.path) for route in ROUTES}
 ROUTES_AT: dict[Segments, dict[str, Route]] = {

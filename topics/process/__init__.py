@@ -17,7 +17,7 @@ sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 load_compiled("crc32c", "_crc32c")
 # msgspec and structlog import these packages only for rich tracebacks, asynchronous loggers and
-# older versions of Python. The server uses none of these features, so it skips the imports.
+# older Python versions. The server uses none of these features, so it skips the imports.
 with without_packages("rich", "greenlet", "typing_extensions"), lazily("asyncio"):
     import msgspec  # noqa: F401
     import structlog  # noqa: F401

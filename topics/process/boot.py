@@ -36,8 +36,8 @@ def read(environ: MutableMapping[str, str]) -> Boot:
     """
     problems: list[Problem] = []
     access, sources = _read_keys(environ, problems)
-    # If a key source is invalid, the operator did configure keys. Do not also report that keys are
-    # missing.
+    # If a key source is invalid, the operator has configured keys. So do not also report that keys
+    # are missing.
     keys_are_meant = access.enabled or bool(problems)
     try:
         settings = Settings.from_environment(environ)
@@ -71,7 +71,7 @@ def _read_keys(
 ) -> tuple[Access, KeySources]:
     """Return the keys of all valid sources, and the sources. Add problems to ``problems``.
 
-    If two sources contradict each other, no keys are returned.
+    If two sources contradict each other, return no keys.
     """
     sources = KeySources(files=tuple(key_files(environ)))
     try:

@@ -25,7 +25,7 @@ from topics.errors import ExitCode
 from topics.process import logs
 
 MALLOC_KEPT_BYTES = 16 << 20  # size of the largest freed block that malloc keeps
-# The highest limit of open files that is set. A higher limit has no benefit, and it slows down
+# Maximum limit for open files that is set. A higher limit has no benefit, and it slows down
 # programs that close every possible descriptor.
 FILES_MAX = 1 << 20
 
@@ -92,7 +92,7 @@ def _exit_with_thread(
 
 
 def keep_memory() -> None:
-    """Configure malloc to keep freed blocks of up to MALLOC_KEPT_BYTES for the next request.
+    """Configure malloc to keep freed blocks of up to MALLOC_KEPT_BYTES for later requests.
 
     By default, malloc returns the memory of each long body to the kernel. This is slow, because
     the kernel needs more time to provide a new page than the process needs to copy data into it.
@@ -130,7 +130,8 @@ def exit_with_parent(parent: int) -> None:
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # The parent may have died before the call of prctl. Then this process has another parent.
+    # The parent may have died before the call to prctl. In that case, this process has a different
+    # parent.
     if os.getppid() != parent:
         os._exit(ExitCode.FAILED)
 

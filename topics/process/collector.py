@@ -6,7 +6,7 @@ clients, and the process serves no request during the scan. To avoid this, objec
 full collection are frozen as soon as there are at least FREEZE_OBJECTS of them. The collector never
 scans frozen objects (decision 0053).
 
-    young --survives--> old --survives, at least FREEZE_OBJECTS did--> frozen
+    young --survives--> old --survives with FREEZE_OBJECTS others or more--> frozen
 
 Reference counting frees a frozen object as usual when its last reference is deleted. A frozen
 reference cycle would never be freed, so no object that a worker keeps may be part of a cycle
@@ -19,8 +19,8 @@ import gc
 from typing import Final
 
 FREEZE_OBJECTS: Final = 20_000
-# The third argument of `gc.set_threshold`. With this value, about 40,000 objects at most are in the
-# oldest generation and not frozen.
+# The third argument of `gc.set_threshold`. With this value, the oldest generation contains at most
+# about 40,000 objects that are not frozen.
 OLD_THRESHOLD: Final = 2
 
 

@@ -1,8 +1,8 @@
-"""The child processes of a supervisor: forks them, sends them signals and reaps them.
+"""Family: the child processes of a supervisor. Forks them, sends them signals and reaps them.
 
 Each pair of child processes has a link. The board has a session number for each pair. The shared
 memory of an unused link takes no physical memory, so a link costs only two descriptors in the
-supervisor. Links that are created on first use would require passing descriptors to running
+supervisor. If links were created on first use, descriptors would have to be passed to running
 processes. A hub process would copy each message into a second ring, and its failure would
 disconnect all other processes.
 
@@ -48,17 +48,17 @@ from topics.storage.folders import Folders
 log = structlog.get_logger()
 
 
-DOORBELLS: Final = 2  # number of doorbells of each link
+DOORBELLS: Final = 2  # number of doorbells per link
 # Links between shards have no arena. Long attachments are sent through the ring in fragments.
 SHARD_LINK: Final = LinkSizes(ring_bytes=256 << 10, inline_bytes=64 << 10, arena_bytes=0)
 
-HEALTHY_S = 30.0  # After this time of service the restart delay of a child is reset.
+HEALTHY_S = 30.0  # After a child has served for this time, its restart delay is reset.
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-# The counter of consecutive deaths stops here. The delay reaches its maximum much earlier.
+# The counter of consecutive deaths stops at this value. The delay reaches its maximum much earlier.
 FAILURES_MAX = 16
-# The board states in which a process serves requests. SERVING is a state of the front, the others
-# are states of shards.
+# The board states in which a process serves requests. SERVING is a state of the front, and the
+# others are states of shards.
 UP_STATES = frozenset({"READY", "READ_ONLY", "NO_ROOM", "DIRECTORY_LOST", "SERVING"})
 
 
@@ -95,7 +95,9 @@ class Links:
             memory.ring_doorbells()
 
     def keep(self, process: ProcessId) -> None:
-        """Close the doorbells of all links of other processes. Called in the child ``process``."""
+        """Close the doorbells of all links between other processes. Called in the child
+        ``process``.
+        """
         for memory in self._memories:
             if process not in memory.ends:
                 memory.close()
@@ -119,10 +121,10 @@ class Child:
         self.up_at = math.inf  # time at which the supervisor first saw the process serve
         self.pulse = Liveness()
         self._heartbeat_ms_before = 0  # the last heartbeat of the previous process
-        self.is_stalled = False  # No sign of life for too long. This has been logged.
-        # SIGKILL was sent because the process stalled, and the process is not yet reaped.
+        self.is_stalled = False  # There has been no sign of life for too long, which was logged.
+        # SIGKILL was sent because the process had stalled, and the process has not been reaped yet.
         self.is_being_killed = False
-        self.is_damaged = False  # The data is damaged, so the child is not restarted.
+        self.is_damaged = False  # True if the data is damaged, so the child is not restarted.
 
     @property
     def is_up(self) -> bool:
@@ -249,7 +251,9 @@ class Family:
         child.main()
 
     def reap(self) -> Iterator[tuple[Child, int, int]]:
-        """Reap the ended children. Yields each child with its former pid and its wait status."""
+        """Reap the children that have ended. Yield each child with its former pid and its wait
+        status.
+        """
         by_pid = {child.pid: child for child in self.alive()}
         while by_pid:
             pid, wait_status = os.waitpid(-1, os.WNOHANG)
@@ -275,7 +279,7 @@ class Family:
                 os.kill(child.pid, number)
 
     def kill_all(self) -> None:
-        """Kill and reap all children. Also called when the supervisor fails."""
+        """Kill and reap all children. This is also called if the supervisor fails."""
         self.send(signal.SIGKILL, self)
         for child in self.alive():
             os.waitpid(child.pid, 0)

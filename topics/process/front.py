@@ -1,4 +1,4 @@
-"""The front process: serves HTTP to the clients, and calls the shards over its links."""
+"""The front process: serves HTTP to clients, and calls the shards over its links."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 Each tick checks the signs of life of every child on the board (`decisions/0017`):
 
-    no sign of life for    what happens
-    STALLED_S              logged, and shown in the status of the service
+    no sign of life for    action
+    STALLED_S              the stall is logged and shown in the service status
     FIRST_HEARTBEAT_S      the same, for a process that has not sent its first heartbeat
-    KILL_AFTER_S           SIGKILL; the child is restarted as after any death
+    KILL_AFTER_S           SIGKILL is sent; the child is restarted as after any death
 
 systemd receives READY=1 once, when the front serves and every shard is either up or damaged. After
 that, it receives watchdog datagrams. systemd monitors only the supervisor; the supervisor monitors
@@ -25,7 +25,7 @@ from topics.process import logs
 from topics.process.family import Child, Family, Shared
 
 STALLED_S = liveness.STALLED_S
-# Imports usually take 0.1 s, but several seconds if many processes compete for the cores.
+# Imports usually take 0.1 s, but they take several seconds if many processes compete for the cores.
 FIRST_HEARTBEAT_S = 15.0
 # This limit also applies during a recovery, because each step of a recovery is a sign of life.
 KILL_AFTER_S = 30.0

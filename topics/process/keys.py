@@ -10,12 +10,12 @@ secret, and no error message may contain one.
 
                   files stay as they are for SETTLE_S
     idle ──SIGHUP──▶ settling ────────────────────────▶ read ──valid──▶ published, logged
-                      ▲    │ they change, for at           └─invalid──▶ logged and counted; the
-                      └────┘ most RELOAD_TIMEOUT_S                      earlier keys stay
+                      ▲    │ files change, for at          └─invalid──▶ logged and counted; the
+                      └────┘ most RELOAD_TIMEOUT_S                      earlier keys stay valid
 
 An operator may send the signal while an editor is still writing the file. An incomplete file can be
-valid, with the scopes of the last entry missing. So the files are read only after they have not
-changed for SETTLE_S. A SIGHUP that arrives during a reload does not start another reload.
+valid although the scopes of its last entry are missing. So the files are read only after they have
+not changed for SETTLE_S. A SIGHUP that arrives during a reload does not start another reload.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FileState = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """A key file. ``variable``: the setting that contains its path, for error messages."""
+    """A key file. ``variable`` is the setting that contains its path, for error messages."""
 
     path: Path
     variable: str
@@ -90,7 +90,7 @@ class KeySources:
     def read_again(self) -> Access:
         """Read the files again, and return all keys, including the fixed keys.
 
-        Raises ValueError. Its message names the source but contains none of its text.
+        Raises ValueError. The message names the source but contains none of the source's text.
         """
         found = [*self.fixed]
         for file in self.files:
@@ -122,8 +122,8 @@ def key_files(environ: MutableMapping[str, str]) -> Iterator[KeyFile]:
 def check(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Check a key file for the command line. Returns its keys and its errors.
 
-    Each key has its line, alias and rights; ``prefixes`` None permits all names. An error of a
-    line contains the line number. Raises OSError if the file cannot be read.
+    Each key has its line, alias and rights; ``prefixes`` None permits all names. An error in a line
+    contains the line number. Raises OSError if the file cannot be read.
     """
     text = bytearray(KEY_FILE_MAX_BYTES + 1)
     length = _read_into(path, text, again=False)
@@ -172,8 +172,8 @@ def pop_environment_keys(environ: MutableMapping[str, str]) -> bytearray:
     if address := libc.getenv(name):
         ctypes.memset(address, 0, libc.strlen(address))
     del os.environb[name]
-    # Overwrite the bytes object too, which only os.environ referred to. Objects of one byte must
-    # stay unchanged, because the interpreter shares them.
+    # Also overwrite the bytes object, to which only os.environ referred. One-byte objects must stay
+    # unchanged, because the interpreter shares them.
     if sys.implementation.name == "cpython" and len(value) > 1:
         ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
     return text
@@ -223,7 +223,7 @@ class KeyReload:
     """The keys of the running server, which SIGHUP reloads.
 
     ``table`` is the shared memory from which the front reads the keys. The module docstring has the
-    diagram of the states.
+    state diagram.
     """
 
     def __init__(self, board: Board, sources: KeySources, access: Access) -> None:
@@ -231,7 +231,7 @@ class KeyReload:
         self._board, self._sources = board, sources
         self._access = access
         self.table = KeyTable.of(access)
-        self.next_at = math.inf  # when to call `advance`, in monotonic seconds; infinite if idle
+        self.next_at = math.inf  # monotonic time in s at which to call `advance`; infinite if idle
         self._reload_deadline = math.inf
         # The state of the files at the last check. The files are read when it has not changed for
         # `SETTLE_S`.

@@ -14,13 +14,13 @@ sealed``, ``disk full``. All variables are fields. Their names end with the unit
     error                   the text of an exception
     reason, effect          the cause and the consequence of the event, as phrases
     refused                 the operations that fail with an error from now on
-    count                   the number of things that the event is about
+    count                   the number of objects that the event concerns
     duration_s, retry_in_s  the duration of an operation, the time until the next attempt
 
-A line never contains a token or a query string, not even in a record of a library. Logging never
-raises or blocks. A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and counted,
-and the number of dropped lines is logged when writing succeeds again. A line that was only partly
-written is also counted, and the next line starts on a new line.
+A line never contains a token or a query string, not even a line that a library has logged. Logging
+never raises or blocks. A line that cannot be written (EAGAIN, ENOSPC, EIO, EPIPE) is dropped and
+counted, and the number of dropped lines is logged when writing succeeds again. A line that was only
+partly written is also counted, and the next line starts on a new line.
 
 Other programs may share stderr, so this module never sets its file description to non-blocking:
 
@@ -77,7 +77,7 @@ _reported_count = 0  # number of dropped lines that have been reported in the lo
 
 
 def configure(process: str, level: str = "info", sink: DescriptorSink | None = None) -> None:
-    """Write everything that this process logs to ``sink``, by default stderr.
+    """Write all log lines of this process to ``sink``, by default stderr.
 
     Each line contains the name ``process``. Events below ``level`` are discarded.
     """
@@ -146,7 +146,9 @@ def dropped_count() -> int:
 
 
 def crash_descriptor() -> int:
-    """Return the descriptor for the traceback of a crashing interpreter; 2 before `configure`."""
+    """Return the descriptor for the traceback of a crashing interpreter, which is 2 before
+    `configure`.
+    """
     return 2 if _stderr is None else _stderr.fd
 
 
@@ -262,7 +264,7 @@ class DescriptorSink:
     def __init__(self, fd: int) -> None:
         self.dropped = 0  # number of dropped lines since the last report
         self.fd, self._send, self._close = _open(fd)
-        self._is_line_incomplete = False  # The last line was written partly, without its line end.
+        self._is_line_incomplete = False  # The last line was only partly written.
 
     def write(self, line: str) -> bool:
         """Write ``line``, which has no line end, and return whether it was written completely.
@@ -325,7 +327,7 @@ def _open(fd: int) -> tuple[int, Send, Callable[[], None]]:
             own.close,
         )
     if stat.S_ISFIFO(mode) or os.isatty(fd):
-        # This fails for a pipe or terminal of another user, and for a FIFO that has no reader.
+        # This fails for another user's pipe or terminal, and for a FIFO that has no reader.
         with contextlib.suppress(OSError):
             own_fd = os.open(f"/proc/self/fd/{fd}", _NON_BLOCKING)
             return own_fd, partial(os.write, own_fd), partial(os.close, own_fd)
@@ -336,7 +338,7 @@ def _nothing() -> None: ...
 
 
 def _write_what_fits(pipe: int, data: bytes) -> int:
-    """Write as much to a blocking pipe as it accepts without blocking. Returns the byte count."""
+    """Write as many bytes to a blocking pipe as it accepts without blocking. Return their number."""
     sent = 0
     while sent < len(data) and _has_space(pipe):
         sent += os.write(pipe, data[sent : sent + PIPE_BUF])

@@ -1,6 +1,7 @@
-"""Metrics of a process, its event loop and its links, stored in shared memory twice a second.
+"""Measurement: stores the metrics of a process, its event loop and its links in shared memory twice
+a second.
 
-The values are stored on the board with each tick, so no request and no record causes a write to
+The values are stored on the board at each tick, so no request and no record causes a write to
 shared memory (`topics.actors.link.counters`).
 """
 
@@ -37,7 +38,7 @@ async def measure(
     """Store the metrics with each tick until cancelled.
 
     These are the lag of the loop, the statistics of the links, the resource usage of the process
-    and the result of ``counts``. The lag is the time by which the loop runs a tick too late.
+    and the result of ``counts``. The lag is the time by which a tick of the loop is late.
     """
     lags, lag_us, ticks, known = [0] * (len(LAG_BOUNDS_US) + 1), 0, 0, UNKNOWN
     while True:
@@ -75,7 +76,7 @@ def used_files(known: dict[str, int], proc: str = "/proc/self") -> dict[str, int
         with open(f"{proc}/statm", "rb", buffering=0) as statm:  # noqa: PTH123
             _, resident, shared, *_ = map(int, statm.read().split())
         # Since Linux 6.2, the size of this folder is the number of descriptors. Older versions
-        # report 0. Then the folder is listed, which uses one more descriptor.
+        # report 0. In that case, the folder is listed, which uses one more descriptor.
         folder = f"{proc}/fd"
         files = os.stat(folder).st_size or len(os.listdir(folder)) - 1  # noqa: PTH116, PTH208
         sizes = (resident * PAGE_BYTES, (resident - shared) * PAGE_BYTES, files)

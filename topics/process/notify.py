@@ -36,8 +36,8 @@ class Notifier:
     def from_environment(cls, environ: MutableMapping[str, str], pid: int) -> Notifier:
         """Create a notifier from systemd's variables, and remove them from ``environ``.
 
-        They must not be inherited by child processes. ``pid`` is the pid of this process; a
-        watchdog that is meant for another pid is ignored.
+        Child processes must not inherit these variables. ``pid`` is the pid of this process; a
+        watchdog that is meant for a different pid is ignored.
         """
         address = environ.pop("NOTIFY_SOCKET", None)
         watchdog_pid = environ.pop("WATCHDOG_PID", str(pid))
@@ -52,7 +52,7 @@ class Notifier:
     def status(self, text: str) -> None:
         """Set the line that ``systemctl status`` shows.
 
-        It is sent only when it changes. If sending fails, the next call sends it again.
+        The line is sent only when it changes. If sending fails, the next call sends it again.
         """
         if text != self._last_status and self._send(f"STATUS={text}"):
             self._last_status = text
@@ -62,7 +62,7 @@ class Notifier:
         self._send(f"EXTEND_TIMEOUT_USEC={ms * 1000}")
 
     def watchdog(self) -> None:
-        """Send a heartbeat of the supervisor to systemd's watchdog."""
+        """Send the supervisor's heartbeat to systemd's watchdog."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:

@@ -46,7 +46,7 @@ from topics.storage.data_dir import FOLDERS, DataDirectory, DataDirectoryDamaged
 from topics.storage.fence import Fenced, check_fence
 
 MakeMains = Callable[[Settings, Shared], ChildMains]
-# Descriptors of the supervisor besides doorbells and folders: the listening socket, the log, the
+# The supervisor's descriptors other than doorbells and folders: the listening socket, the log, the
 # lock file and systemd's socket, with a reserve.
 OTHER_DESCRIPTORS = 65
 # The number of connections that can wait while the front restarts. The kernel limits it to
@@ -100,7 +100,7 @@ def serve(
     make_mains: MakeMains = server_mains,
 ) -> ExitCode:
     """Run a server until it stops, and return the exit code of the process."""
-    # With keys in memory, no process of the server may write a core dump.
+    # If keys are in memory, no server process may write a core dump.
     if start.access.enabled:
         forbid_dumps()
     setproctitle("topics: supervisor")
@@ -121,7 +121,7 @@ def serve(
     except OSError as error:
         log.critical("start failed", reason=_describe_error(error, settings))
         return ExitCode.FAILED
-    # A fenced server is a former source whose standby was promoted. It must not start.
+    # A fenced server is a former source whose standby has been promoted. It must not start.
     try:
         if settings.fence is not None:
             check_fence(settings.fence, settings.data_dir, directory.promotions)
@@ -145,10 +145,10 @@ def serve(
 
 
 def _describe_error(error: OSError, settings: Settings) -> str:
-    """Describe an error of the system together with the settings that may have caused it."""
+    """Describe a system error together with the settings that may have caused it."""
     if error.errno == errno.EADDRINUSE:
         return (
-            f"Address already in use: another process listens on port {settings.port} of"
+            f"Address already in use: another process is listening on port {settings.port} of"
             f" {settings.host}; TOPICS_PORT or --port selects another port"
         )
     return (
@@ -226,11 +226,11 @@ def _announce(settings: Settings, access: Access, listener: socket.socket) -> No
 
 
 def _file_limit_error(shards: int, limit: int) -> str | None:
-    """Return an error message if the limit of open files is too low for ``shards`` shards.
+    """Return an error message if the limit for open files is too low for ``shards`` shards.
 
     Returns None if it is sufficient.
     """
-    # All terms are known at startup. A server that ran out of descriptors later would reject
+    # All terms are known at startup. If a server ran out of descriptors later, it would reject
     # clients.
     needed = descriptors_of(shards) + len(FOLDERS) * shards + OTHER_DESCRIPTORS
     if limit == resource.RLIM_INFINITY or limit >= needed:

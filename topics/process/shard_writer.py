@@ -58,7 +58,7 @@ def main(
     cells.state = ShardState.RECOVERING
     shard = _recover(settings, folders, cells, index)
     cells.start_failure = StartFailure.NONE
-    # Start at a random lease number, so that no lease token of an earlier process is valid.
+    # Start at a random lease number, so that no lease token from an earlier process is valid.
     shard.engine.table.next_lease_number = 1 + secrets.randbits(LEASE_NUMBER_BITS)
     freeze_survivors()
     EventLoop().run(_serve, settings, board, links, index, shard)
@@ -87,7 +87,8 @@ def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int
             wal_sync_ms=settings.wal_sync_ms,
             report=report,
         )
-    # The exit code informs the supervisor whether a restart can help. Damage needs an operator.
+    # The exit code informs the supervisor whether a restart can help. Damage must be handled by an
+    # operator.
     except Damaged as error:
         log.critical(
             "data damaged",
@@ -141,7 +142,7 @@ def _wait_for_directory(folders: Folders, cells: ShardCells) -> None:
 
 
 def failure_of(error: OSError) -> StartFailure:
-    """Return the cause to report for a startup that failed with this error."""
+    """Return the cause that is reported for a startup that failed with this error."""
     match error.errno:
         case errno.EACCES | errno.EPERM:
             return StartFailure.PERMISSION_DENIED
@@ -168,8 +169,8 @@ async def _serve(
         )
         await loop.run(own, stop)
         nursery.cancel_scope.cancel()
-    # All requests are complete now. The checkpoint is the last write of this process.
-    # Stop the log first, then write the checkpoint that contains all of it.
+    # All requests have been completed. The checkpoint is the last write of this process. Stop the
+    # log first, then write the checkpoint, which covers the complete log.
     try:
         shard.wal.stop()
     except DirectoryLost as error:

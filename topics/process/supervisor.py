@@ -4,8 +4,8 @@ processes that die, and stops all of them in order.
 The supervisor is synchronous: it has no event loop and no threads, so it can fork at any time. It
 waits only for signals, with a timeout.
 
-                    death: DOWN, new session,                       SIGTERM, SIGINT, or no shard
-                    back-off, fork again                            is left with intact data
+                    a child dies: DOWN, new session,                SIGTERM, SIGINT, or no shard
+                    back-off, fork again                            with intact data remains
                        ┌──────┐                                              │
                        ▼      │                                              ▼
     start ─ fork ─▶  RUNNING ─┘  ─────────────────────────────▶  drain
@@ -15,16 +15,16 @@ SIGHUP does not stop the server. It reloads the keys (`topics.process.keys`).
 The phases of a drain (the shutdown of the server) only move forward:
 
     FRONT    draining is set, SIGTERM to the front
-      │      it has ended, or 8/10 of drain_ms have passed
+      │      the front has ended, or 8/10 of drain_ms have passed
       ▼
     SHARDS   SIGTERM to the shards
-      │      all ended ─▶ over; drain_ms have passed:
+      │      drain_ms have passed (if all shards end earlier ─▶ over)
       ▼
     KILL     SIGKILL to the remaining processes ─▶ over
 
 The shards stop after the front, because the front needs them to complete the requests in flight.
 
-A shard that finds its data damaged exits with `ExitCode.DAMAGED`. It is not restarted, and its
+A shard that finds damage in its data exits with `ExitCode.DAMAGED`. It is not restarted, and its
 state on the board is DAMAGED, while the other shards continue to serve. When the server stops, its
 own exit code is DAMAGED, too.
 """
@@ -75,7 +75,8 @@ class Supervisor:
 
         When this method returns or raises, no child process exists.
         """
-        # If SIGCHLD was ignored, which a process can inherit, the kernel would reap the children.
+        # If SIGCHLD was ignored, which is a state that a process can inherit, the kernel would reap
+        # the children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Signals are blocked and fetched by `wait_for_signal`. No handler interrupts a fork or a
         # write.
@@ -131,7 +132,7 @@ class Supervisor:
         shard.is_damaged, shard.due = True, math.inf
         cells.state = ShardState.DAMAGED
         self._exit_code = max(self._exit_code, ExitCode.DAMAGED)
-        # If no shard serves, the server stops and reports the damage by its exit code.
+        # If no shard can serve, the server stops and reports the damage with its exit code.
         if all(other.is_damaged for other in self._family.shards):
             self._shutdown.begin()
 
@@ -211,9 +212,9 @@ class Shutdown:
         notifier.stopping()
         notifier.extend_timeout(self._drain_ms + STOP_EXTENSION_MS)
         notifier.status("draining")
-        # No other front is started. When this one has ended, the kernel refuses connections.
-        # Close the listener in this process too, or the kernel would accept connections that no
-        # process serves.
+        # No new front is started. When this one has ended, the kernel refuses connections. Close
+        # the listener in this process too, or the kernel would accept connections that no process
+        # serves.
         self._shared.listener.close()
         self._family.send(signal.SIGTERM, [self._family.front])
 

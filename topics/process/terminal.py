@@ -49,7 +49,7 @@ class LineRenderer:
         }
 
     def __call__(self, event: Event) -> str:
-        """Return the line of an event without its line end. A traceback follows on new lines."""
+        """Return the line for an event without its line end. A traceback follows on new lines."""
         name, level = event.get("event"), str(event["level"])
         try:
             text = self._own.get(str(name), _render_event)(event)
@@ -109,7 +109,7 @@ def _field(name: str, value: Any) -> str:
 def _shown(value: Any) -> str:
     """Render a value. Text with control characters is escaped as a JSON string.
 
-    So a value from a client cannot forge a log line or move the cursor of the terminal.
+    So a value from a client cannot forge a log line or move the terminal's cursor.
     """
     if isinstance(value, list | tuple):
         return " ".join(map(_shown, value)) or "none"

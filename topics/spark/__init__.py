@@ -4,11 +4,11 @@
     source/        format("topics"): batch and streaming reads
     sink/          format("topics"): batch and streaming writes
     client/        requests to several servers
-    jobs/          the jobs of the command topics-spark
-    discovery/     the module by which Spark finds the format
-    session.py     the Spark session of a job, and the check for Java before a JVM starts
-    rows.py        converts rows with any columns to rows of the sink
-    progress.py    the progress of a job on a terminal
+    jobs/          the jobs that the command topics-spark runs
+    discovery/     the module through which Spark finds the format
+    session.py     the Spark session for a job, and the check for Java before a JVM starts
+    rows.py        converts rows with any columns to rows for the sink
+    progress.py    shows the progress of a job on a terminal
     job_errors.py  converts errors to one line
 
 Spark's driver and executors import this package; the server does not. This module imports neither
@@ -51,6 +51,6 @@ def register(spark: SparkSession) -> None:
 
 def data_source() -> type[DataSource]:
     """Return the class of the format. Raises ModuleNotFoundError if a dependency is missing."""
-    # Imported by name, because a package must not import its subpackages.
+    # The module is imported by name, because a package must not import its subpackages.
     found: type[DataSource] = import_module("topics.spark.source.data_source").TopicsDataSource
     return found

@@ -12,7 +12,9 @@ Use = Literal["read", "write"]
 
 
 class Option(NamedTuple):
-    """``default`` is written as a user would write it; it is empty if the option has none."""
+    """An option. ``default`` is in the form that a user would write; it is empty if the option has
+    none.
+    """
 
     name: str
     use: Use | Literal["both"]
@@ -28,13 +30,13 @@ OPTIONS: Final = (
     Option("apiToken", "both", "", "the API key; Spark masks it in plans"),
     Option("apiKey", "both", "", "the API key; Spark shows it in plans"),
     Option("caFile", "both", "", "a PEM file with the CA certificates for the servers"),
-    Option("certFile", "both", "", "a PEM file with the certificate of the client"),
-    Option("keyFile", "both", "", "the private key of the client, unless `certFile` contains it"),
+    Option("certFile", "both", "", "a PEM file with the client's certificate"),
+    Option("keyFile", "both", "", "the client's private key, unless `certFile` contains it"),
     Option("numRetries", "both", "60", "retries of a request; 60 take almost 10 minutes"),
     Option("connectTimeoutMs", "both", "5000", "timeout for a connection"),
     Option("readTimeoutMs", "both", "120000", "timeout for a response"),
     Option("valueFormat", "both", "json", "`json`: the column `value` is JSON; `text`: it is the"
-           " content of a JSON string, and a read returns other JSON unchanged and null as NULL"),
+           " content of a JSON string; a read returns other JSON unchanged, and null as NULL"),
     Option("topic", "read", "", "the same as `subscribe`"),
     Option("subscribe", "read", "", "the topics, separated by commas"),
     Option("subscribePattern", "read", "", "a regular expression that matches complete names of"
@@ -58,15 +60,15 @@ OPTIONS: Final = (
     Option("minOffsetsPerTrigger", "read", "0", "stream: minimum offsets per micro-batch"),
     Option("maxTriggerDelay", "read", "15m", "stream: how long `minOffsetsPerTrigger` may delay a"
            " micro-batch"),
-    Option("node", "read", "", "omit the records of this writer"),
+    Option("node", "read", "", "omit the records from this writer"),
     Option("includeHeaders", "read", "", "ignored option of Kafka; `headers` is always available"),
     Option("topic", "write", "", "the topic of all rows; required if there is no column `topic`"),
     Option("jobId", "write", "", "batch: identifies the write, so that repeating it appends"
            " nothing twice"),
-    Option("node", "write", "", "the writer of all rows if there is no column `node`"),
+    Option("node", "write", "", "the writer of all rows, if there is no column `node`"),
     Option("batchRecords", "write", "5000", "the maximum number of records per request"),
     Option("batchBytes", "write", "4194304", "the maximum number of bytes per request"),
-    Option("createTopic", "write", "true", "whether to create an absent topic"),
+    Option("createTopic", "write", "true", "whether to create a topic that does not exist"),
     Option("idempotencyWindowMs", "write", "604800000", "`idempotency_window_ms` of a created"
            " topic"),
     Option("durability", "write", "", "`durability` of a created topic: `ephemeral`, `memory`,"
@@ -82,12 +84,12 @@ COLUMNS: Final = {
     "timestamp": "the time of the append",
     "node": "the writer; null for none",
     "headers": "`meta`, a JSON object or its members; null for none",
-    "epoch": "distinguishes the topic from deleted topics of the same name",
-    "delay_ms": "of a queue: ms until the job may be claimed; null for none",
-    "deliver_at": "of a queue: when the job may be claimed; BIGINT: ms since 1970; null for none",
+    "epoch": "distinguishes the topic from deleted topics with the same name",
+    "delay_ms": "for queues: ms until the job may be claimed; null for none",
+    "deliver_at": "for queues: when the job may be claimed; BIGINT: ms since 1970; null for none",
 }
 
 
 def known_names(use: Use) -> dict[str, str]:
-    """Return the options of reads or writes, by their names in lower case."""
+    """Return the options for reads or writes, by their names in lower case."""
     return {option.name.lower(): option.name for option in OPTIONS if option.use in (use, "both")}

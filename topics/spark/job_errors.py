@@ -1,4 +1,4 @@
-"""Errors of jobs: one line for each error of Spark, its executors or the JVM."""
+"""Job errors: converts each error from Spark, its executors or the JVM to one line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# Our own errors in an executor. Spark adds pages of text to them.
+# This package's own errors in an executor. Spark adds pages of text to them.
 OURS = (
     *("DataLost", "BadOffset", "ServerError", "RequestError"),
     *("BadOption", "BadColumns", "BadRow", "JobError"),
 )
-# The advice of the source, and the advice that replaces it in the errors of jobs.
+# The source's advice, and the advice that replaces it in job errors.
 LOSS_ADVICE = "set failOnDataLoss=false to continue without them"
 JOB_LOSS_ADVICE = "add --allow-loss to continue without them"
-# The jars with the file systems of Hadoop, by the name of their package.
+# The jars with Hadoop's file systems, by package name.
 JARS = {
     "s3a": "org.apache.hadoop:hadoop-aws",
     "gs": "com.google.cloud.bigdataoss:gcs-connector",
@@ -57,8 +57,8 @@ def warn(text: str) -> None:
 
 
 def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """Remove the traceback from our own errors that ``function`` raises. Spark shows the traceback
-    before the message, so this places the message near the top of Spark's error.
+    """Remove the traceback from this package's errors that ``function`` raises. Spark shows the
+    traceback before the message, so this moves the message near the top of Spark's error.
     """
 
     @wraps(function)
@@ -75,8 +75,8 @@ def without_traceback(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raise errors of Spark and its JVM as a `JobError` of one line. Advice on an option of the
-    source becomes advice on the argument of the job.
+    """Raise errors from Spark and its JVM as a one-line `JobError`. Advice about an option of the
+    source is replaced with advice about the job's argument.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -89,8 +89,8 @@ def spark_errors() -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the most informative line: our own error in Spark's text, a path or a record that
-    Spark cannot use, and otherwise the first line.
+    """Return the most informative line: an error from this package in Spark's text, a path or a
+    record that Spark cannot use, or otherwise the first line.
     """
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -13,7 +13,7 @@ UPDATE_S = 0.5
 @contextmanager
 def progress(done: Callable[[], int | None], *, quiet: bool) -> Iterator[None]:
     """Show the number that ``done`` returns while the block runs. A separate thread calls ``done``,
-    never after the end of the block. None means that the number is unknown.
+    but never after the block has ended. None means that the number is unknown.
     """
     if quiet or not sys.stderr.isatty():
         yield

@@ -1,6 +1,7 @@
-"""Converts rows with any columns to rows of the sink, and applies functions to Arrow batches.
+"""Rows: converts rows with any columns to rows for the sink, and applies functions to Arrow
+batches.
 
-No Python code runs for single rows.
+No Python code runs for individual rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-# The default patterns of to_json have milliseconds. A TIMESTAMP is rendered in UTC, and a
+# The default patterns of to_json have only milliseconds. A TIMESTAMP is rendered in UTC, and a
 # TIMESTAMP_NTZ has no time zone.
 TO_JSON = {
     "timeZone": "UTC",
@@ -24,17 +25,17 @@ TO_JSON = {
 
 
 class BadColumns(ValueError):
-    """Columns that cannot be written. The text is a human-readable line."""
+    """The columns cannot be written. The text is one line for the user."""
 
 
 def records(df: DataFrame, *, key: str | None = None, topic: str | None = None) -> DataFrame:
     """Convert rows of any schema to rows for ``format("topics")``. ``value`` is the complete row as
-    a JSON object, with nulls. Times are in UTC with microseconds, and dates, also as keys of maps,
-    are ``2026-01-31``.
+    a JSON object, with nulls. Times are in UTC with microseconds. Dates, including dates that are
+    map keys, have the form ``2026-01-31``.
 
-    ``key`` names the column with the tag, and ``topic`` the column with the topic of a row. Both
-    remain members of the value. Raise AnalysisException if a column does not exist, and
-    `BadColumns` for map keys that JSON cannot represent.
+    ``key`` is the name of the column with the tag, and ``topic`` is the name of the column with the
+    topic of a row. Both columns remain members of the value. Raise AnalysisException if a column
+    does not exist, and `BadColumns` for map keys that JSON cannot represent.
     """
     from pyspark.sql import functions as f
 
@@ -72,7 +73,7 @@ def _with_json_keys(kind: DataType) -> DataType:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a column in the quotes of Spark SQL, because it may contain dots."""
+    """Return the name of a column, quoted for Spark SQL because it may contain dots."""
     return "`" + name.replace("`", "``") + "`"
 
 

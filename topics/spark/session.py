@@ -1,8 +1,8 @@
-"""The Spark session of a job: a local session, or a session on the cluster of spark-submit.
+"""The Spark session for a job: a local session, or a session on the cluster of spark-submit.
 
 A local session uses this interpreter and this package. On a cluster, spark-submit sets the master,
-memory, cores and the interpreter of the executors. The package is submitted by --py-files or
-installed in the executors' environment. Before a JVM starts, PySpark and Java are checked.
+the memory, the cores and the executors' interpreter. The package is submitted with --py-files or
+installed in the executors' environment. PySpark and Java are checked before a JVM starts.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 JAVA_MIN = 17
 JAVA_S = 20.0
 INSTALL_JAVA = "Install it (apt install openjdk-17-jre-headless) or set JAVA_HOME"
-SHUFFLES = 8  # partitions of a shuffle; a checkpoint keeps the number of its first run
-# Settings that affect the records of a job, on any machine.
+SHUFFLES = 8  # number of shuffle partitions; a checkpoint keeps the number of its first run
+# Settings that affect a job's records, on any machine.
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",  # not the time zone of the machine
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.caseSensitive": "true",  # a and A are different columns
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "OFF",  # avoids stack traces of Java; our error line contains the reason
+    "spark.log.level": "OFF",  # avoids Java stack traces; the job's error line contains the reason
 }
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -89,11 +89,12 @@ def is_submitted() -> bool:
 
 
 def session(*, cores: int = 2, partitions: int = 8, name: str = "topics") -> SparkSession:
-    """Return a session that retries tasks. Its master is the submitted one, or a local one with
-    this number of cores.
+    """Return a session that retries tasks. Its master is the submitted one, or a local master with
+    ``cores`` cores.
 
-    ``partitions`` is the minimum number of partitions of files. It does not depend on the number of
-    cores, so that the idempotency keys do not either. Raise ``JobError`` if Java is not usable.
+    ``partitions`` is the minimum number of partitions into which files are divided. It does not
+    depend on the number of cores, so that the idempotency keys do not depend on it either. Raise
+    ``JobError`` if Java is not usable.
     """
     check_spark()
     from pyspark.sql import SparkSession
@@ -112,11 +113,11 @@ def session(*, cores: int = 2, partitions: int = 8, name: str = "topics") -> Spa
 
 @contextmanager
 def local_session(cores: int, name: str, partitions: int = 8) -> Iterator[SparkSession]:
-    """Yield the session of one job, and stop it at the end. SIGTERM interrupts the job as Ctrl-C
-    does. Raise ``JobError`` if the session cannot be started.
+    """Yield the session for one job, and stop it at the end. SIGTERM interrupts the job in the same
+    way as Ctrl-C. Raise ``JobError`` if the session cannot be started.
     """
     quiet_pyspark()
-    # Service managers stop a service by SIGTERM.
+    # Service managers stop a service with SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with spark_errors():
         spark = session(cores=cores, partitions=partitions, name=name)
@@ -128,7 +129,7 @@ def local_session(cores: int, name: str, partitions: int = 8) -> Iterator[SparkS
 
 
 def quiet_pyspark() -> None:
-    """Suppress messages of PySpark, because our error line contains the reason."""
+    """Suppress PySpark's messages, because the job's error line contains the reason."""
     # pandas may be installed, but jobs do not use it.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     # This logger prints a plan and a stack trace, in JSON, for a misspelt column.

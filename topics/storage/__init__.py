@@ -1,5 +1,6 @@
-"""Storage: the files of a server. It contains the write-ahead log, segments, checkpoints, recovery,
-verification, repair, and restore. It must not depend on HTTP or on the rings between processes.
+"""Storage: a server's files. The package contains the write-ahead log, segments, checkpoints,
+recovery, verification, repair, and restore. It must not depend on HTTP or on the rings between
+processes.
 
 Order of syncs. A crash between any two steps leaves all files that the newest intact checkpoint
 refers to, and possibly other files, which the next startup removes.
@@ -15,6 +16,6 @@ refers to, and possibly other files, which the next startup removes.
                 two checkpoints refers to
     restore     each file -> fsync, folders -> fsync, rename the directory -> sync its parent
     next file   the full file -> fdatasync; header into a spare file -> fdatasync -> rename; the
-                folder is not synced: after a power loss, a spare file whose header begins above the
-                oldest log file is a log file that lost its name
+                folder is not synced: after a power loss, a spare file whose header has a base above
+                the oldest log file is a log file that has lost its name
 """

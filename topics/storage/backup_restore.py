@@ -1,19 +1,19 @@
-"""Restore: creates a data directory from a backup (``formats/disk/backup_archive.py``), completely
-or not at all.
+"""Restore: creates a complete data directory from a backup (``formats/disk/backup_archive.py``), or
+none.
 
-    tar -> a temporary directory next to the final one: each member hashed as it is written
-        -> compared with the manifest -> delete flags, lengths of log files -> `verify`
+    tar -> files in a temporary directory next to the final one, hashed as they are written
+        -> compared with the manifest -> delete flags and log file lengths set -> `verify`
         -> each shard started and stopped [as new] -> `verify` -> synced -> renamed
 
 A restore that is refused or fails leaves no files. A server that starts in the new directory
 continues as if it had been killed at the moment of the backup. The shards are started and stopped
-here without a server, because each log is known to be complete up to its end only during a restore.
-Startup on another machine would assume that a power loss may have cut the log.
+here without a server, because only a restore knows that each log is complete up to its end. Startup
+on another machine would assume that a power loss may have cut the log.
 
-As new: each topic gets its next epoch, so that readers notice that their cursors belong to another
-incarnation. The checkpoint of each shard then has the new epochs, and all other checkpoints are
-removed. Routers, and the keys of records that are being moved between topics, get the new epochs
-too, so that no record is copied twice.
+In a restore as new, each topic gets its next epoch, so that readers notice that their cursors
+belong to a different incarnation. The checkpoint of each shard then contains the new epochs, and
+all other checkpoints are removed. Routers, and the keys of records that are being moved between
+topics, get the new epochs too, so that no record is copied twice.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from topics.storage.wal.spares import FIRST_FILE_BYTES
 
 CHUNK_BYTES: Final = 1 << 20
 SYNC_MS: Final = 200
-MANIFEST_MAX_BYTES: Final = 1 << 28  # about 200 bytes for each file
+MANIFEST_MAX_BYTES: Final = 1 << 28  # a manifest has about 200 bytes per file
 FILE_MAX_BYTES: Final = 1 << 33  # settings limit a log file to 1 GiB plus one longer frame
-# The errors that `tarfile` raises for invalid input. An OSError is an error of the disk.
+# The errors that `tarfile` raises for invalid input. An OSError is a disk error.
 BAD_TAR: Final = (
     *(tarfile.TarError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
@@ -74,7 +74,7 @@ class BackupDamaged(Exception):
     """The files were already damaged when the backup was made. ``findings`` lists the damage."""
 
     def __init__(self, findings: list[str]) -> None:
-        super().__init__(f"the server had damaged files at the time of the backup: {findings[:1]}")
+        super().__init__(f"the server had damaged files when the backup was made: {findings[:1]}")
         self.findings = findings
 
 
@@ -85,14 +85,13 @@ def restore(
     as_new: bool,
     with_damage: bool,
 ) -> tuple[Manifest, list[str]]:
-    """Create ``directory``, which must be missing or empty, from a backup.
+    """Create ``directory``, which must not exist or must be empty, from a backup.
 
-    ``unpack`` is the tar of the backup, or a function that writes the files of a backup to a
-    folder.
+    ``unpack`` is the backup's tar, or a function that writes a backup's files to a folder.
 
-    Return the manifest of the backup and a list of damage and warnings. Raise `NotABackup`,
-    `CannotRestore`, `BackupDamaged` unless ``with_damage``, or OSError. In these cases the
-    directory is unchanged.
+    Return the backup's manifest and a list of damage and warnings. Raise `NotABackup`,
+    `CannotRestore`, OSError or, unless ``with_damage`` is true, `BackupDamaged`. If an error is
+    raised, the directory is unchanged.
     """
     directory = directory.resolve()
     _check_directory(directory)
@@ -118,7 +117,8 @@ def build(
     with_damage: bool,
     skip: int = 0,
 ) -> list[str]:
-    """Turn the files of a backup in ``staging`` into a data directory, which will be ``directory``.
+    """Turn a backup's files in ``staging`` into a data directory, which will be moved to
+    ``directory``.
 
     ``skip`` has the same meaning as in `skip_seqs`. Return a list of damage and warnings. Raise
     the same errors as `restore`.
@@ -142,8 +142,8 @@ def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
 
     Without this space the server would refuse appends.
     """
-    # The sum of the files that the first startup creates in each shard: log file, reserve and
-    # checkpoint.
+    # The total size of the files that the first startup creates in each shard: log file, reserve
+    # and checkpoint.
     needed = 0
     for shard in range(shards):
         log, checkpoint = (staging / part / f"{shard:02d}" for part in ("wal", "checkpoint"))
@@ -157,7 +157,8 @@ def _lacking_space(staging: Path, directory: Path, shards: int) -> list[str]:
     found = os.statvfs(staging)
     free, needed = found.f_bavail * found.f_frsize, needed + MARGIN_BYTES
     if not found.f_blocks or free >= needed:
-        # If a file system reports no blocks, its size is unknown. In this case there is no warning.
+        # If a file system reports no blocks, its size is unknown. In that case, there is no
+        # warning.
         return []
     wanted = f"with less than {-(-needed >> 20)} MiB a server refuses appends (disk_full)"
     return [f"{directory}: only {free >> 20} MiB of the disk are free; {wanted}"]
@@ -218,7 +219,7 @@ def _verified(staging: Path, directory: Path, shards: int, *, with_damage: bool)
 def read_archive(
     stream: IO[bytes], store: Callable[[tarfile.TarInfo, IO[bytes]], object]
 ) -> Manifest:
-    """Call ``store`` with each file in the tar of a backup and its contents. Return the manifest,
+    """Call ``store`` with each file in a backup's tar and the file's contents. Return the manifest,
     which must be the last member.
 
     ``store`` must check the names. Raise `NotABackup`, or the errors of ``store`` and ``stream``.
@@ -254,11 +255,11 @@ def read_archive(
 
 def unexpected(info: tarfile.TarInfo) -> NotABackup:
     """Return the error for a member that a backup does not contain."""
-    return NotABackup(f"it contains {info.name!r}, which is not a file of a backup")
+    return NotABackup(f"it contains {info.name!r}, which is not a backup file")
 
 
 def _parsed(parse: Callable[[], Parsed]) -> Parsed:
-    """Return the result of a function of `tarfile`. Raise `NotABackup` for invalid input."""
+    """Return the result of a `tarfile` function. Raise `NotABackup` for invalid input."""
     try:
         return parse()
     except BAD_TAR as error:
@@ -319,8 +320,8 @@ def _compare(found: Iterable[tuple[str, int, str]], manifest: Manifest) -> None:
 
 def _complete(folder: Path, manifest: Manifest) -> None:
     """Turn the unpacked files into a data directory. Raise `NotABackup` or OSError."""
-    # Check the format version first. Files of a later version would be reported as damaged
-    # otherwise.
+    # Check the format version first. Otherwise, files of a later version would be reported as
+    # damaged.
     for member in manifest.members:
         try:
             check_version(folder / member.path)
@@ -331,17 +332,18 @@ def _complete(folder: Path, manifest: Manifest) -> None:
     except (FileNotFoundError, ValueError) as error:
         raise NotABackup(f"its file meta is missing or damaged: {error}") from error
     if shards != manifest.shards:
-        raise NotABackup("its manifest belongs to another server")
+        raise NotABackup("its manifest belongs to a different server")
     # A backup contains a checkpoint of each shard, without which the log cannot be replayed.
     for shard in range(shards):
         if not own_files(folder / "checkpoint" / f"{shard:02d}", CHECKPOINT):
-            raise NotABackup(f"it has no checkpoint of shard {shard}")
+            raise NotABackup(f"it has no checkpoint for shard {shard}")
     for member in manifest.members:
         # Check the size before space is allocated, because a manifest with a wrong size could
         # fill the disk.
         if member.size > FILE_MAX_BYTES:
             raise NotABackup(f"{member.path} has an invalid size of {member.size} bytes")
-        # This is a log file. Its space is allocated before its frames are written.
+        # Only a log file is smaller than its size, because its space is allocated before its frames
+        # are written.
         if member.size > member.bytes:
             with (folder / member.path).open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, member.size)
@@ -350,7 +352,7 @@ def _complete(folder: Path, manifest: Manifest) -> None:
 
 
 def _set_flags(folder: Path) -> None:
-    """Set the delete flags of each segment to the flags at the moment of the backup.
+    """Set each segment's delete flags to the flags at the time of the backup's cut.
 
     The segment files may contain later flags.
     """
@@ -370,7 +372,7 @@ def _set_flags(folder: Path) -> None:
             data = held.read_bytes() if held.exists() else bytes(trailer.record_count)
             # A wrong length would write beyond the flags, into the next part of the segment.
             if len(data) != trailer.record_count:
-                raise NotABackup(f"the delete flags of {path.name} belong to another file")
+                raise NotABackup(f"the delete flags of {path.name} belong to a different file")
             write_all(fd, [data], trailer.flags_at)
     if flags.exists():
         shutil.rmtree(flags)
@@ -388,7 +390,7 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
     # ``epochs`` is used for the sources of routers and of copies, ``by_id`` for the topics in
     # checkpoints.
     by_id: dict[int, int] = {}
-    # Shard 0 owns the routers, so it is last and uses the new epochs of the other shards.
+    # Shard 0 owns the routers, so it is processed last and uses the new epochs of the other shards.
     for number in reversed(range(shards)):
         shard = recover(
             *(folder, number, shards, now),
@@ -396,19 +398,19 @@ def _restart_shards(folder: Path, shards: int, now: Now, *, as_new: bool, skip: 
             wal_sync_ms=SYNC_MS,
             has_tail=True,
         )
-        # The new epochs are above all earlier ones of this shard.
+        # The new epochs are above all earlier epochs of this shard.
         first = max(shard.engine.table.last_epoch + 1, now.ts)
         for topic, epoch in zip(shard.engine.by_id.values() if as_new else (), count(first)):
             epochs[topic.name, topic.epoch] = by_id[topic.id] = epoch
         _stop_shard(shard, epochs, skip_seqs(shard.engine.table, skip, now) if skip else [], now)
-    # All new epochs are known only after the last shard, and a checkpoint may refer to topics of
-    # other shards.
+    # All new epochs are known only after the last shard was processed, and a checkpoint may refer
+    # to topics in other shards.
     for number in range(shards if as_new else 0):
         _write_renewed(folder / "checkpoint" / f"{number:02d}", by_id, epochs)
 
 
 def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: Now) -> None:
-    """Update the epochs of the routers' sources, and write the checkpoint of a clean shutdown.
+    """Update the epochs of the routers' sources, and write the checkpoint for a clean shutdown.
 
     ``more`` contains additional frames to write.
     """
@@ -420,13 +422,13 @@ def _stop_shard(shard: RecoveredShard, epochs: Epochs, more: list[Frame], now: N
         if epoch := epochs.get((router.source, router.source_epoch)):
             table.routers.put(replace(router, source_epoch=epoch))
             frames.append(router_set_frame(table.routers.by_id[router.id].packed, now.ts))
-    # The frames must be durable before the checkpoint that claims to contain their effect.
+    # The frames must be durable before the checkpoint that contains their effects.
     if frames:
         wal.begin(frames)
         wal.wait_synced()
     wal.stop()
-    # After the checkpoint no earlier frame is replayed, so the delete flags of the segments must
-    # be on disk before it.
+    # No frame before the checkpoint is replayed, so the segments' delete flags must be on disk
+    # before it is written.
     shard.segments.flags.sync(wal.synced_lsn)
     kept = shard.kept[-1]
     # A checkpoint lists its segments in the order of the log.
@@ -450,8 +452,7 @@ def _write_renewed(folder: Path, by_id: Mapping[int, int], epochs: Epochs) -> No
     checkpoints.write(
         folder, newest.lsn, newest.replay_from, _renewed(newest, by_id, epochs), clean=True
     )
-    # An older checkpoint has the old epochs. If startup fell back to it, it would restore the old
-    # epochs.
+    # If startup fell back to an older checkpoint, it would restore the old epochs.
     for other in (newest, *others):
         other.path.unlink(missing_ok=True)
     sync_directory(folder)

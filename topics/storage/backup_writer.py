@@ -1,4 +1,5 @@
-"""Backup stream: sends files of a running server as a tar (``formats/disk/backup_archive.py``).
+"""Backup writer: generates a tar with the files of a running server
+(``formats/disk/backup_archive.py``).
 
 Every step reads files, so it must run in a thread. Pages that are not mapped are dropped from the
 kernel's page cache after the read, so that a backup does not evict pages that readers use.
@@ -17,7 +18,7 @@ from topics.formats.disk import backup_archive
 from topics.formats.disk.backup_archive import ArchiveFile, Manifest, Member
 from topics.storage.disk import Damaged
 
-CHUNK_BYTES: Final = 1 << 18  # sent in one iteration of the front's loop
+CHUNK_BYTES: Final = 1 << 18  # number of bytes sent in one iteration of the front's loop
 
 
 class BackupWriter:
@@ -56,7 +57,7 @@ class BackupWriter:
     def _kept(self, file: ArchiveFile) -> int:
         """Return the number of bytes at the start of a file that the receiver already has.
 
-        This is all or none of its bytes, or a part of a log file.
+        This is all of its bytes or none of them, or the first part of a log file.
         """
         known = self._known.get(file.name)
         if known is None or known.bytes > file.length:

@@ -1,5 +1,5 @@
-"""Checkpoints: snapshots of a shard's state. Startup needs only the newest one and the log after
-it.
+"""Checkpoints: snapshots of a shard's state. Startup needs only the newest one and the log that
+follows it.
 
 Each checkpoint is one file (bytes: ``formats/disk/checkpoint.py``). It is written under a temporary
 name in chunks (`ChunkBuilder`), the header last, then synced and renamed to NUMBER.ckpt. It is read
@@ -55,8 +55,9 @@ Heartbeat = Callable[[], None]
 class Checkpoint(NamedTuple):
     """The header and the shard item of one checkpoint file.
 
-    ``lsn`` is the LSN up to which the log was synced, ``replay_from`` the LSN of the first frame to
-    replay. ``clean`` means that a clean shutdown wrote the checkpoint, after the last frame.
+    ``lsn`` is the LSN up to which the log was synced, and ``replay_from`` is the LSN of the first
+    frame to replay. ``clean`` means that a clean shutdown wrote the checkpoint, after the last
+    frame.
     """
 
     path: Path
@@ -91,7 +92,9 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointNeeds(NamedTuple):
-    """The data that an existing checkpoint needs: the log from ``replay_from`` on, and segments."""
+    """The data that an existing checkpoint needs: the log starting at ``replay_from``, and
+    segments.
+    """
 
     replay_from: int
     segments: frozenset[int]
@@ -118,7 +121,7 @@ class CheckpointWriter:
         # The file descriptor, and the end of the written part. The header is at the beginning of
         # the file, but it is written last, so that an unfinished file is never intact.
         self._reserve, self._fd, self._end = folder / RESERVE_NAME, -1, HEADER_BYTES
-        self._has_reserve = False  # whether the reserve became the temporary file
+        self._has_reserve = False  # true if the reserve became the temporary file
         try:
             self._fd = _open(self._temporary_path, os.O_CREAT | os.O_TRUNC)
         except OSError as error:
@@ -132,9 +135,9 @@ class CheckpointWriter:
     def finish(self, header: bytes, pinned: Path | None = None) -> None:
         """Make the checkpoint durable and remove older checkpoints.
 
-        The newest intact one of the older checkpoints is kept, and also the checkpoint at the path
-        ``pinned``. Raise OSError if the checkpoint could not be made durable. In this case all
-        earlier checkpoints remain.
+        The newest intact older checkpoint is kept, and so is the checkpoint at the path ``pinned``.
+        Raise OSError if the checkpoint could not be made durable. In that case, all earlier
+        checkpoints remain.
         """
         try:
             # Sync the complete file before the rename. A crash before the rename leaves the
@@ -257,7 +260,7 @@ def reserve_space(folder: Path, size: int = 0) -> None:
 
     Raise OSError if the disk has no space for it.
     """
-    # Twice the length, because the state may grow until the next checkpoint.
+    # Reserve twice the length, because the state may grow before the next checkpoint.
     wanted = max(RESERVE_MIN_BYTES, 2 * size)
     fd = os.open(folder / RESERVE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -282,7 +285,7 @@ def read(path: Path, heartbeat: Heartbeat = _no_heartbeat) -> Checkpoint | None:
     Raise `Damaged` if its version is unknown, and OSError if it cannot be read. ``heartbeat`` is
     called after each chunk.
     """
-    # Two passes: no item may be used before all bytes are checked.
+    # Two passes are needed, because no item may be used before all bytes have been checked.
     if not is_intact(path, heartbeat):
         return None
     with path.open("rb") as file:
@@ -334,7 +337,7 @@ def _chunks(file: BinaryIO, header: CheckpointHeader) -> Iterator[tuple[bytes, i
     left = header.body_len
     while left and crc is not None:
         head = file.read(CHUNK_HEADER_BYTES)
-        # A length that exceeds the file is damage, and must not be used for a read.
+        # A length that exceeds the file indicates damage and must not be used for a read.
         if len(head) < CHUNK_HEADER_BYTES or chunk_length(head) > left - CHUNK_HEADER_BYTES:
             yield b"", None
             return

@@ -14,7 +14,7 @@ the shards stop writing.
 
     offset  size  field       meaning
     0       8     magic       "topicsdd"
-    8       4     version     of everything in the directory
+    8       4     version     version of all files in the directory
     12      4     shards      number of shards; a hash assigns topics to them; never changes
     16      4     promotions  number of promotions of standbys of this data (``promote.py``)
     20      4     crc32c      of bytes 0..20
@@ -50,7 +50,7 @@ assert META.size == 24
 
 _CRC_AT = 20
 FOLDERS = frozenset(PARTS)  # the folders next to meta
-# Errors of flock(2) on a file system that cannot lock this kind of file.
+# Errors that flock(2) returns on a file system that cannot lock this kind of file.
 _NO_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 MOVED = "the data directory, or a folder in it, was moved, replaced or removed"
 UNLOCKED = "the file LOCK of the data directory was replaced or removed"
@@ -81,7 +81,8 @@ def check_path(path: Path) -> None:
     if not path.is_dir() or (path / "meta").exists():
         return
     foreign_names = _foreign_names(path)
-    # A directory with our folders is a data directory that has lost its meta, which is damage.
+    # A directory that contains folders of this program is a data directory without its file meta,
+    # which is damage.
     if foreign_names and not FOLDERS & {*foreign_names}:
         held = ", ".join(foreign_names[:5])
         raise NotADataDirectory(f"{path} is not a data directory and not empty: it contains {held}")
@@ -119,7 +120,7 @@ class DataDirectory:
         _make(path)
         _refuse_foreign_files(
             path
-        )  # before LOCK is created, so that a foreign directory is unchanged
+        )  # check before LOCK is created, so that a foreign directory is unchanged
         # The children inherit all of these descriptors, and with them the locks.
         self._descriptors: list[int] = []
         try:
@@ -142,14 +143,14 @@ class DataDirectory:
             # Check that paths through /proc lead to the opened directory.
             if identity_at(self._root) != identity(os.fstat(root)):
                 raise OSError(errno.ENOENT, "a server needs /proc", "/proc/self/fd")
-            # The identities of the files at the time of the lock. Each process compares them with
-            # the paths later.
+            # The identities of the locked files. Later, each process compares them with the files
+            # at these paths.
             self._expected = [
                 _Expected(str(path), identity(os.fstat(root)), MOVED),
                 _Expected(str(path / "LOCK"), identity(os.fstat(lock)), UNLOCKED),
             ]
             self.folders = [self._folders(path, shard) for shard in range(self.shards)]
-            # Fail if the directory was replaced while it was opened.
+            # Fail if the directory was replaced while it was being opened.
             _OwnershipCheck(self._expected)()
         except BaseException:
             self.close()
@@ -169,8 +170,8 @@ class DataDirectory:
 
     def _folders(self, path: Path, shard: int) -> Folders:
         name = f"{shard:02d}"
-        # Folders are opened before the fork, so that a shard that is restarted later uses the
-        # same ones.
+        # The folders are opened before the fork, so that a shard that is restarted later uses the
+        # same folders.
         own = wal, checkpoint, blob, segment = [self._folder(part, name) for part in PARTS]
         expected = [
             _Expected(str(path / part / name), found, MOVED)
@@ -181,10 +182,10 @@ class DataDirectory:
         return Folders(shard, self._root, wal, checkpoint, blob, segment, check)
 
     def _folder(self, part: str, name: str) -> Path:
-        """Open a folder and keep it open; create it if it is missing.
+        """Open a folder and keep it open. Create it if it does not exist.
 
-        For a folder that cannot be opened, return its ordinary path. Then only the shard of this
-        folder fails, with the error of the disk, and the other shards continue.
+        For a folder that cannot be opened, return its ordinary path. In that case, only the
+        folder's shard fails, with the disk error, and the other shards continue.
         """
         path = self._root / part / name
         try:
@@ -222,7 +223,7 @@ def locked_for_repair(path: Path) -> contextlib.AbstractContextManager[int]:
 
 @contextlib.contextmanager
 def locked_for_reading(path: Path, lock_kind: int = fcntl.LOCK_SH) -> Iterator[int]:
-    """Lock a directory that no server uses, and yield its shard count.
+    """Lock a directory that no server is using, and yield its shard count.
 
     No server can use the directory while the context is active. Nothing in it is changed.
 
@@ -376,5 +377,5 @@ def _foreign_names(path: Path) -> list[str]:
 
 
 def write_meta(path: Path, shards: int, promotions: int = 0) -> None:
-    """Write ``meta`` atomically and durably: a crash leaves the complete file or none."""
+    """Write ``meta`` atomically and durably. A crash leaves the complete file or none."""
     replace_file(path / "meta", encode_meta(shards, promotions))

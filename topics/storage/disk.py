@@ -21,7 +21,7 @@ from topics.formats.disk.versions import HEAD, VERSION_AT, other_version
 from topics.storage.folders import shown
 
 IOV_MAX = 1024  # the maximum number of buffers for one pwritev
-# For one call of posix_fadvise, the kernel reads at most its read-ahead size. This is its default.
+# For one call to posix_fadvise, the kernel reads at most its read-ahead size. This is the default.
 ADVICE_BYTES = 128 * 1024
 MARGIN_BYTES = 1 << 20  # free space that must remain after a file is preallocated
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -34,7 +34,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Damaged(Unreadable):
-    """Bytes on disk that cannot be trusted, with path, offset and reason. Nothing is repaired.
+    """Bytes on disk that cannot be trusted, with their path and offset and a reason. Nothing is
+    repaired.
 
     On startup, this error stops the process, except for damage within an extent of a segment. That
     damage is reported to the readers of these records (``decisions/0016``).
@@ -58,7 +59,7 @@ def check_version(path: Path) -> None:
 def boot_id() -> str:
     """Return an identifier of the machine's current boot, or "" if it is unknown.
 
-    After a reboot, writes of the previous boot that were not synced may be lost.
+    After a reboot, unsynced writes from the previous boot may be lost.
     """
     try:
         return BOOT_ID.read_text().strip()
@@ -89,9 +90,9 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def preserve_damaged(path: Path) -> None:
-    """Give a damaged file a second name durably, so that its bytes are kept for the operator.
+    """Durably add a second name for a damaged file, so that its bytes are kept for the operator.
 
-    An earlier damaged file of the same name is also kept. Raise OSError.
+    An earlier damaged file with the same name is also kept. Raise OSError.
     """
     for number in count():
         name = path.with_name(f"{path.name}{f'.{number}' if number else ''}{DAMAGED}")
@@ -216,7 +217,8 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 def rewrite(fd: int, offset: int, length: int) -> None:
     """Write the bytes of this range again, so that the next sync writes them to the disk.
 
-    After a failed sync, the kernel marks pages as clean that are not on the disk. Raise OSError.
+    This is needed after a failed sync, because the kernel marks pages as clean although they are
+    not on the disk. Raise OSError.
     """
     end = offset + length
     while offset < end and (data := os.pread(fd, min(end - offset, len(_ZEROS)), offset)):
@@ -241,7 +243,7 @@ def write_back(fd: int, offset: int, length: int) -> None:
 
 
 def will_need(path: Path, offset: int, length: int) -> None:
-    """Advise the kernel to read this range ahead, without waiting for it. Raise OSError."""
+    """Advise the kernel to read this range ahead. Do not wait for the data. Raise OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for start in range(offset, offset + length, ADVICE_BYTES):

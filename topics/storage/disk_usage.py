@@ -1,4 +1,4 @@
-"""Disk usage: the space that the files of a shard use, and the free space of their file system.
+"""Disk usage: the space that a shard's files use, and the free space in their file system.
 
 The sizes count allocated blocks. So they exclude punched extents and include preallocated files.
 """
@@ -29,7 +29,7 @@ class ShardFolders(NamedTuple):
 class DiskUsage(NamedTuple):
     """Sizes in bytes. ``checkpoint_ts`` is the time of the newest checkpoint (wall ms), or 0."""
 
-    free: int  # available to a process that is not root
+    free: int  # space that is available to unprivileged processes
     log: int
     blobs: int
     segments: int

@@ -1,10 +1,10 @@
-"""Fence: keeps a former source from starting after its standby was promoted.
+"""Fence: prevents a former source from starting after its standby has been promoted.
 
-The fence is a file that the machines of a server and of its standby share (TOPICS_FENCE). The file
+The fence is a file that a server's machine and its standby's machine share (TOPICS_FENCE). The file
 ``meta`` of a data directory counts its promotions (``data_dir.py``). The fence contains the highest
 count that a server with this fence has started with, or that a promotion has announced. A server
 does not start in a directory with a lower count, because such a directory belongs to a former
-source. The check needs the shared file: a former source starts if it does not find the file.
+source. The check depends on the shared file. If a former source does not find the file, it starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Fenced(Exception):
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """The content of the fence: the count of promotions, and the directory that has it."""
+    """The content of the fence: a promotion count, and the directory that has this count."""
 
     promotions: int
     directory: str

@@ -1,4 +1,4 @@
-"""Names of the server's own files in the folders of a shard. All other files are foreign.
+"""Names of the server's own files in a shard's folders. All other files are foreign.
 
     folder      name                                      contents
     wal         BASE.wal                                  a log file

@@ -25,12 +25,12 @@ NO_IDENTITY: Final[Identity] = (-1, -1)
 
 
 class Check(Protocol):
-    """A check that the server may still write to its data directory."""
+    """A check of whether the server may still write to its data directory."""
 
     def __call__(self, *, quick: bool = False) -> None:
         """Raise `DirectoryLost` if the server may not write any longer.
 
-        With ``quick``, make only one system call. This form is used before each sync.
+        If ``quick`` is true, make only one system call. This form is used before each sync.
         """
 
 
@@ -83,7 +83,7 @@ class Folders:
 
 
 def held_path(fd: int) -> Path:
-    """Return a path to the folder of a descriptor, valid in this process and its children."""
+    """Return a path to a descriptor's folder that is valid in this process and its children."""
     return Path(f"{HELD}/{fd}")
 
 

@@ -1,9 +1,9 @@
 """Frame reader: returns the records of APPEND frames in place, and renders the rows of FORWARD
 frames as records (bytes: ``formats/disk/copies.py``).
 
-The reader renders copies from the payload of their FORWARD frame, or from the frames of the same
-file that the FORWARD frame refers to. It caches the newest renderings up to a number of bytes,
-because copies are mostly read by many readers shortly after they are written.
+The reader renders copies from the payload of their FORWARD frame, or from the frames in the same
+file to which the FORWARD frame refers. It caches the most recent renderings up to a number of
+bytes, because copies are usually read by many readers shortly after they were written.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class FrameReader:
 
     def __init__(self, blobs: BlobStore, cache_bytes: int = CACHE_BYTES) -> None:
         self._blobs, self._cache_bytes = blobs, cache_bytes
-        # By LSN of the row, least recently used first.
+        # Keyed by the LSN of the row, in order of last use.
         self._kept: OrderedDict[int, RecordsView] = OrderedDict()
         self.kept_bytes = 0  # total size of the cached renderings
-        # LSN and copier of the last frame, if all its dests have equal stamps and can share it.
+        # LSN and copier of the last frame, if all its dests have equal stamps and can share the
+        # copier.
         self._last: tuple[int, Copier] | None = None
 
     def records(self, file: WalFile, locator: int) -> RecordsView:
@@ -71,7 +72,8 @@ class FrameReader:
         magic, lsn, topic_id, first_seq, body_len, count, ext_len, _, flags = (
             APPEND_FIELDS.unpack_from(view, offset)
         )
-        # The locator may be outdated, for example if the file was cut and then appended to.
+        # The locator may be outdated, for example if the file was cut and then more frames were
+        # appended.
         if lsn != locator or magic != FRAME_MAGIC:
             raise Damaged(file.path, offset, "the frame no longer exists")
         if flags & _EXTERNAL:
@@ -107,16 +109,16 @@ class FrameReader:
             raise Damaged(file.path, file.offset(lsn), str(error)) from error
 
     def drop_below(self, lsn: int) -> None:
-        """Drop cached data of frames below ``lsn``, which no index refers to any longer."""
+        """Drop the cached data of frames below ``lsn``, to which no index refers any longer."""
         if self._last is not None and self._last[0] < lsn:
             self._last = None  # its copier keeps the map of the file in memory
         for each in [each for each in self._kept if each < lsn]:
             self._evict(each)
 
     def drop_from(self, lsn: int) -> None:
-        """Drop cached data from ``lsn`` on, because the log has dropped these frames.
+        """Drop the cached data from ``lsn`` on, because the log has dropped these frames.
 
-        The log assigns their LSNs to other frames.
+        The log will assign their LSNs to other frames.
         """
         self._last = None
         for each in [each for each in self._kept if each >= lsn]:
@@ -223,7 +225,7 @@ def forward_at(file: WalFile, lsn: int) -> tuple[FrameHeader, ForwardBody]:
 def own_payload(held: ForwardBody) -> RecordsView:
     """Return the records that a FORWARD frame contains. Raise `BadCopies` if it has none."""
     if held.payload is None:
-        raise BadCopies("a FORWARD frame lacks the payload of its runs")
+        raise BadCopies("a FORWARD frame lacks the payload for its runs")
     return held.payload
 
 

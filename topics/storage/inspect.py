@@ -1,6 +1,6 @@
-"""Inspection: describes the contents of a file of a data directory in lines of text.
+"""Inspection: describes the contents of a data directory's files in lines of text.
 
-The field names are the names in the byte tables of the modules of ``formats/disk``.
+The field names are those in the byte tables of the modules in ``formats/disk``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from topics.storage.mapped_file import MappedFile
 from topics.storage.verify import frames, is_punched
 from topics.storage.wal.log_file import RESERVE, SPARE
 
-BODY_CHARS_MAX = 10_000  # the longest description of a frame body
+BODY_CHARS_MAX = 10_000  # maximum length of the description of a frame body
 _KIND_NAMES = {kind.value: kind.name for kind in FrameKind}
 # Kinds whose bodies are records. These bodies are not described.
 _WITH_RECORDS = frozenset({FrameKind.APPEND})
-# Decoders of the frame bodies that are described.
+# Decoders for the frame bodies that are described.
 _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
     FrameKind.DELETE: lambda _, body: [*decode_runs(body)],
     FrameKind.TOPIC: lambda _, body: decode_topic(body),
@@ -53,11 +53,12 @@ _BODIES: dict[int, Callable[[FrameHeader, memoryview], object]] = {
 
 
 class ForeignFile(Exception):
-    """A file that does not begin like a file of a data directory."""
+    """The file does not begin like a data directory file."""
 
 
 def describe(path: Path) -> Iterator[str]:
-    """Yield lines about any file of a data directory. The first bytes determine its kind.
+    """Yield lines that describe any file of a data directory. The file's first bytes determine its
+    kind.
 
     Damage is also described in a line. Raise `ForeignFile` or OSError.
     """
@@ -170,7 +171,7 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
     if found is None:
         yield "offset 0: is not a complete checkpoint"
         return
-    end = ", of a clean shutdown" if found.clean else ""
+    end = ", from a clean shutdown" if found.clean else ""
     yield f"checkpoint at {found.lsn:#x}, replay from {found.replay_from:#x}{end}"
     yield from (f"{name}: {value!r}" for name, value in found.shard.items())
     yield f"topics: {sum(1 for _ in found.topics())}"
@@ -179,13 +180,13 @@ def describe_checkpoint(path: Path) -> Iterator[str]:
 
 def describe_blob(path: Path) -> Iterator[str]:
     """Yield a line about the write that the blob contains."""
-    yield f"blob of the write {path.stem}, {path.stat().st_size - blob.HEADER_BYTES} bytes"
+    yield f"blob for the write {path.stem}, {path.stat().st_size - blob.HEADER_BYTES} bytes"
 
 
 def describe_meta(path: Path) -> Iterator[str]:
     """Yield a line with the shard count."""
     try:
-        yield f"data directory of {data_dir.decode_meta(path.read_bytes()).shards} shards"
+        yield f"data directory with {data_dir.decode_meta(path.read_bytes()).shards} shards"
     except ValueError as error:
         yield str(error)
 

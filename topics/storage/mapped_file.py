@@ -2,16 +2,17 @@
 
 The kernel kills a process with SIGBUS if it accesses a mapped page that the disk cannot read, or a
 page beyond the end of a truncated file. Therefore readers check each page before they access it:
-MADV_POPULATE_READ loads the page, and returns an error if it cannot be loaded. For pages in memory
-this call takes a quarter of a microsecond. On kernels before 5.14, the check copies a byte of each
-page instead. Callers rely on a check for half a second, the time between two heartbeats.
+MADV_POPULATE_READ loads the page, and returns an error if it cannot be loaded. For pages that are
+in memory, this call takes a quarter of a microsecond. On kernels before 5.14, the check copies a
+byte of each page instead. Callers rely on a check for half a second, which is the time between two
+heartbeats.
 
 Two alternatives were rejected. `pread` would copy each page of a reply once more. A SIGBUS handler
 does not help, because Python runs signal handlers between two bytecode instructions, and the
 instruction that faults never completes.
 
-A page that leaves memory between the check and the access may still kill the process. Nothing
-blocks between the two, except that a message may wait for space in a ring.
+If a page is evicted from memory between the check and the access, the kernel may still kill the
+process. Nothing blocks between the two, except that a message may wait for space in a ring.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from pathlib import Path
 from topics.storage.disk import IOV_MAX, Damaged
 
 PAGE_BYTES = mmap.PAGESIZE
-STEP_BYTES = 8 << 20  # checked in one call; even a slow disk reads this in less than 0.1 s
+STEP_BYTES = 8 << 20  # bytes checked per call, which even a slow disk reads within 0.1 s
 CANNOT_READ = "the disk cannot read it, or the file is truncated"
-# Errors of the file itself, which is damaged or missing. Other errors are caused by the process.
+# Errors in the file itself, which is damaged or missing. Other errors are caused by the process.
 FILE_ERRORS = frozenset({errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 _POPULATE_READ = 22  # MADV_POPULATE_READ
 # The number 133 is EHWPOISON: the memory of the page has failed.

@@ -1,13 +1,13 @@
 """Promotion: turns a standby (`standby.py`) into the data directory of a server.
 
-    hard links to the newest generation -> data directory in DIR/.promoting, as by a restore
+    hard links to the newest generation -> data directory in DIR/.promoting, as in a restore
         -> folders renamed into DIR -> meta renamed -> the standby's files removed
 
 Until ``meta`` is renamed, DIR is a standby, and a killed promotion can be repeated. After that,
 DIR is a data directory, and `promote` only removes the rest of the standby.
 
 The server may have acknowledged writes after the cut of the generation. Readers may know their
-seqs. So each topic continues above all seqs that it can have assigned until now (`seqs_since`), and
+seqs. So each topic continues above all seqs that it can have assigned so far (`seqs_since`), and
 reports the seqs in between as lost. With ``as_new`` the topics get new epochs instead.
 """
 
@@ -25,7 +25,7 @@ from topics.storage.fence import announce_promotion
 from topics.storage.folders import PARTS
 from topics.storage.standby import BadStandby, Generation, Standby
 
-SEQS_PER_S: Final = 5_000_000  # 3.5 times the highest rate that was measured for one topic
+SEQS_PER_S: Final = 5_000_000  # 3.5 times the highest measured rate of one topic
 SLACK_S: Final = 60
 SEQS_MAX: Final = 1 << 50  # 7 years; a wrong clock must not exhaust the seqs (1 << 53)
 _BUILD: Final = ".promoting"
@@ -48,8 +48,8 @@ def promote(
     one. Return the generation and a list of warnings.
 
     The generation is None if an earlier call was killed after it had renamed ``meta``. Raise
-    `BadStandby`, `BackupDamaged`, `Damaged`, `Fenced` or OSError. In these cases the standby can
-    still be promoted.
+    `BadStandby`, `BackupDamaged`, `Damaged`, `Fenced` or OSError. After such an error, the standby
+    can still be promoted.
     """
     path = standby.path
     if (path / "meta").exists():

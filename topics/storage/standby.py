@@ -1,17 +1,18 @@
-"""Standby: a directory with generations, each a complete backup, whose files are shared.
+"""Standby: a directory with generations. Each generation is a full backup, and generations share
+files.
 
     DIR/LOCK                          locked by the process that writes; contains its pid
     DIR/standby.json                  `Origin`: the server that is copied
-    DIR/generations/000000000017.json `Generation` 17, as ``manifest.json`` of a backup
-    DIR/files/NAME.GENERATION         a file of a backup, and the generation that received it
+    DIR/generations/000000000017.json `Generation` 17, like the ``manifest.json`` of a backup
+    DIR/files/NAME.GENERATION         a backup file, and the generation with which it was received
 
 A new generation needs only the bytes that no file contains (``formats/disk/backup_archive.py``).
-Files never change, except that log files get longer: a generation contains the first bytes of a log
-file, up to its cut, and a later generation contains more bytes of the same file.
+Files never change, except that log files grow. A generation contains the first bytes of a log file,
+up to the generation's cut. A later generation contains more bytes of the same file.
 
 The manifest is written last, after all files are synced. A killed process therefore leaves complete
 earlier generations, and possibly files that no manifest refers to. The next attempt also reports
-these files to the server, so an interrupted transfer is continued. Files that neither a manifest
+these files to the server, so it continues the interrupted transfer. Files that neither a manifest
 nor the attempt needs are removed after the next manifest is written.
 """
 
@@ -51,11 +52,13 @@ class StandbyInUse(Exception):
 
 
 class BadStandby(Exception):
-    """The directory is not a standby, or a part of it is damaged or missing."""
+    """The directory is not a standby, or some of its files are damaged or missing."""
 
 
 class SourceOlder(Exception):
-    """The server has older data than the copy: it was restored, replaced, or lost its data."""
+    """The server has older data than the copy, because it was restored or replaced, or has lost its
+    data.
+    """
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -67,16 +70,16 @@ class Origin(msgspec.Struct, frozen=True):
 class Part(Member, frozen=True, kw_only=True):
     """A file of a generation: the first ``bytes`` of ``file``, which is below ``DIR/files``.
 
-    The other fields are those of a complete backup, but the hash of a segment excludes its delete
-    flags: a promotion changes these flags in ``file``. In `Standby.known`, the hash is empty if it
-    is unknown.
+    The other fields are those of a full backup. However, the hash of a segment excludes its delete
+    flags, because a promotion changes these flags in ``file``. In `Standby.known`, the hash is
+    empty if it is unknown.
     """
 
     file: str
 
 
 class LogVolume(NamedTuple):
-    """A number of writes to the logs of a server, and their bytes."""
+    """A number of writes to a server's logs, and their size in bytes."""
 
     writes: int
     bytes: int
@@ -88,10 +91,10 @@ class LogVolume(NamedTuple):
 
 
 class Generation(Manifest, frozen=True, kw_only=True):
-    """The manifest of a complete backup, and the names of its files.
+    """The manifest of a full backup, and the names of its files.
 
     ``requested_ms``, by the clock of this machine, ``received_bytes`` and ``seconds`` describe its
-    transfer. ``counters`` contains the writes of the server from its start until shortly before the
+    transfer. ``counters`` contains the server's writes from its startup until shortly before the
     cut, if known.
     """
 
@@ -117,7 +120,8 @@ class Standby:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files, self.generations = path / "files", path / "generations"
-        # Hashes of log files up to a length, so that only the new bytes of a longer file are read.
+        # Hashes of log files up to a length, so that only the new bytes are read if a file has
+        # grown.
         self._hashes: dict[str, tuple[int, Any]] = {}
         self._named: dict[int, frozenset[str]] = {}  # the files of each generation
 
@@ -133,8 +137,8 @@ class Standby:
         found = self.origin() if (self.path / "standby.json").exists() else None
         if found is not None and found != origin:
             raise BadStandby(f"{self.path} is a standby of {found.url}, not of {origin.url}")
-        # An attempt that was killed, or ran out of disk space, may have left these names. A new
-        # file system has the folder lost+found.
+        # An attempt that was killed or ran out of disk space may have left these names. A new file
+        # system has the folder lost+found.
         own = {"files", "generations", "standby.json.new", "lost+found"}
         names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set[str]()
         if found is None and (names - own or self.numbers()):
@@ -142,7 +146,8 @@ class Standby:
         for folder in (self.path, self.files, self.generations):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_directory(self.path.absolute().parent)
-        # Written last: a directory without it is not a standby, and `create` can be repeated.
+        # This file is written last. A directory without it is not a standby, and `create` can be
+        # repeated.
         if found is None:
             replace_file(self.path / "standby.json", msgspec.json.encode(origin))
 
@@ -209,7 +214,7 @@ class Standby:
         return found
 
     def damaged(self, generation: Generation) -> list[str]:
-        """Read all files of a generation. Return the ones that are altered or cannot be read."""
+        """Read all files of a generation. Return the files that are altered or cannot be read."""
         found = []
         for part in generation.members:
             self._hashes.pop(part.file, None)
@@ -231,29 +236,29 @@ class Standby:
 
     def known(self) -> tuple[dict[str, Part], list[KnownFile]]:
         """Return the files that this directory has for the next generation, by path, and the list
-        of them that the server gets.
+        of these files that is sent to the server.
 
-        Files that are cut or cannot be read, and altered log files, are omitted, so that the server
-        sends them again.
+        Truncated and unreadable files, and altered log files, are omitted, so that the server sends
+        them again.
         """
         # The files of the newest generation are known completely, with their hashes.
         newest = self.newest()
         runs = newest.runs if newest else []
         parts = {part.path: part for part in newest.members} if newest else {}
-        # Complete files of an interrupted transfer. They are newer than the files of the
-        # generation.
+        # Complete files from an interrupted transfer are newer than the files of the generation.
         suffix = f".{self._next_number()}"
         for file in self.files.rglob(f"*{suffix}"):
             name = str(file.relative_to(self.files))
-            # A log file may have been extended incompletely.
-            # Its length proves nothing, so it is sent again.
+            # A log file may have been extended incompletely, and its length does not show this, so
+            # it is sent again.
             if not name.startswith(LOG):
                 path, size = name.removesuffix(suffix), file.stat().st_size
                 parts[path] = Part(path, size, size, "", file=name)
         known, files = {}, []
         for path, part in parts.items():
             source = ArchiveFile(path, str(self.files / part.file), 0, part.bytes, part.bytes)
-            # The server compares identity and length. It then sends only what differs or is new.
+            # The server compares identities and lengths, and sends only files that differ or are
+            # new.
             with contextlib.suppress(OSError, Damaged):
                 own = identity(source, part.bytes, runs)
                 # A longer log file gets a new hash, which must not include damage.
@@ -282,7 +287,7 @@ class Standby:
         # The number of the generation is part of each file name, so a failed attempt overwrites
         # nothing.
         number = self._next_number()
-        received: dict[str, tuple[str, str]] = {}  # by path: the file, the hash of the sent bytes
+        received: dict[str, tuple[str, str]] = {}  # file and hash of the sent bytes, by path
 
         def store(info: tarfile.TarInfo, content: IO[bytes]) -> None:
             # ``PATH@OFFSET`` continues a known file. A plain name is a new file.
@@ -316,8 +321,8 @@ class Standby:
     def _check_age(self, manifest: Manifest) -> None:
         """Raise `SourceOlder` if a log of the server ends before the newest generation.
 
-        Otherwise the next rounds would replace the last copy of the data by this older data. A
-        crash of the server cannot be the cause, because a log is synced up to its cut.
+        Otherwise the next rounds would replace the last copy of the data with this older data. A
+        server crash cannot be the cause, because a log is synced up to its cut.
         """
         newest = self.newest()
         if newest is None:
@@ -342,7 +347,7 @@ class Standby:
         # its beginning.
         target = path if offset else path.with_name(path.name + ".part")
         if not offset:
-            self._hashes.pop(name, None)  # an aborted attempt may have left other bytes
+            self._hashes.pop(name, None)  # an aborted attempt may have left different bytes
         digest = hashlib.sha256()
         with target.open("r+b" if offset else "wb") as file:
             target.chmod(0o600)
@@ -363,7 +368,7 @@ class Standby:
         known: Mapping[str, Part],
         received: Mapping[str, tuple[str, str]],
     ) -> Part:
-        """Return the part of a member, after checking that all of its bytes are present."""
+        """Return the `Part` for a member, after checking that all of its bytes are present."""
         path, size = member.path, member.bytes
         if path in received:
             file, sent = received[path]
@@ -374,13 +379,13 @@ class Standby:
         elif path in known and known[path].bytes == size:
             file, digest = known[path].file, known[path].sha256
         else:
-            raise NotABackup(f"{path} is missing in it")
+            raise NotABackup(f"{path} is missing from it")
         return Part(path, size, member.size, digest or self._hash(file, size), file=file)
 
     def _hash(self, file: str, size: int) -> str:
         """Return the SHA-256 of the first bytes of a file, as in `Part`."""
         at, digest = self._hashes.get(file, (0, hashlib.sha256()))
-        # The stored hash covers more bytes than requested, so start from the beginning.
+        # The stored hash covers more bytes than requested, so hash the file from its beginning.
         if at > size:
             at, digest = 0, hashlib.sha256()
         with (self.files / file).open("rb") as source:
@@ -405,7 +410,7 @@ class Standby:
         for number in numbers[:-keep]:
             self._manifest(number).unlink()
         sync_directory(self.generations)
-        # Read only manifests that were not read before.
+        # Read only manifests that have not been read yet.
         self._named = {number: self._files_of(number) for number in numbers[-keep:]}
         named = frozenset[str]().union(*self._named.values())
         for folder, _, names in os.walk(self.files):
@@ -436,8 +441,8 @@ class Standby:
                 raise BadStandby(f"generation {generation.number} has an invalid file {part.file}")
             source, target = self.files / part.file, folder / part.path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A hard link shares its bytes with the generation, also if the promotion fails. So
-            # only files are linked that a promotion does not change, apart from delete flags.
+            # A hard link shares its bytes with the generation, even if the promotion fails. So only
+            # files that a promotion does not change, apart from delete flags, are linked.
             is_linked = link and part.path.startswith(("segment/", "blob/"))
             if not (is_linked and _linked(source, target)):
                 self._copy(part, source, target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-ITEMS = 512  # items between two reports; to process them takes much less than 0.1 s
+ITEMS = 512  # items between two reports; processing them takes much less than 0.1 s
 Item = TypeVar("Item")
 
 

@@ -1,11 +1,11 @@
-"""Verification: checks every byte of a data directory that no server uses. It changes nothing.
+"""Verification: checks every byte of a data directory that no server is using. It changes nothing.
 
 It compares each file with its checksums. Then it runs the read-only part of recovery for each shard
 from each of its checkpoints, which finds files that contradict each other or are missing.
 
 Bytes that a crash may leave are not reported: a torn tail of the newest log file, and unfinished
 files. Files that were kept as ``NAME.damaged`` are not reported either, because the server has
-reported the damage to readers.
+already reported the damage to readers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import check_blob
 from topics.storage.wal.log_file import log_paths
 
-INVALID_FLAGS_MAX = 10  # the maximum number of invalid flags to report for each extent
+INVALID_FLAGS_MAX = 10  # maximum number of invalid flags that are reported per extent
 SECTOR_BYTES = 512  # the unit in which a punched hole becomes zeros
 _ZEROS = bytes(1 << 20)
 
@@ -218,7 +218,7 @@ def _parts(trailer: Trailer, entries: list[ExtentEntry]) -> Iterator[tuple[int, 
     for entry in entries:
         yield entry.offset, entry.offset + entry.blob_bytes, alignment
         yield entry.tables_at, entry.offset + entry.length, 8
-        # The first extent is aligned to a page, the next ones to a smaller unit.
+        # The first extent is aligned to a page, and the others are aligned to a smaller unit.
         alignment = EXTENT_ALIGNMENT
     yield trailer.flags_at, trailer.flags_at + trailer.record_count, PAGE_BYTES
     yield trailer.directory_at, trailer.file_length, PAGE_BYTES

@@ -81,7 +81,7 @@ def test_the_documented_tables_match_the_structs() -> None:
     assert (fields["version"][0], fields["lsn"][0], fields["replay_from"][0]) == (4, 8, 4)
     assert fields["clean"][0] == 1
     assert fields["body_len"][0] == len(data) - HEADER_BYTES
-    rows = table(DOC, "A chunk:")
+    rows = table(DOC, "Layout of a chunk:")
     assert [(row["offset"], row["field"]) for row in rows] == [
         ("0", "body_len"),
         ("4", "crc32c"),

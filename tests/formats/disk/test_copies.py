@@ -87,7 +87,8 @@ def rendered(
 
 
 @pytest.mark.parametrize(
-    ("layout", "title", "fields"), [(ROW, "A row:", Row._fields), (RUN, "A run:", Run._fields)]
+    ("layout", "title", "fields"),
+    [(ROW, "A row:", Row._fields), (RUN, "Layout of a run:", Run._fields)],
 )
 def test_the_tables_of_rows_and_runs_match_their_structs(
     layout: struct.Struct, title: str, fields: tuple[str, ...]

@@ -177,7 +177,7 @@ def test_the_table_of_a_run_matches_its_struct() -> None:
     ("after", "frame"),
     [
         ("TOPIC: a topic was created", FRAMES[3]),
-        ("START: a process began", FRAMES[4]),
+        ("START: a process has started", FRAMES[4]),
         ("ROUTER_SET: a router was created", ROUTER_FRAME),
     ],
     ids=["TOPIC", "START", "ROUTER_SET"],

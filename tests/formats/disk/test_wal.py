@@ -21,7 +21,7 @@ HEADER = FileHeader(shard=3, base=0x1122334455667788, salt=0x0102030405060708, s
 
 
 def test_the_table_of_the_file_header_matches_its_struct() -> None:
-    table = byte_rows(wal.__doc__ or "", "File header")
+    table = byte_rows(wal.__doc__ or "", "Layout of the file header")
     assert [(offset, size) for offset, size, _ in table] == [
         *((0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4052)),
     ]

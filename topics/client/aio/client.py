@@ -107,8 +107,8 @@ class AsyncTopics(AsyncStreamer):
         node: str | None = None,
     ) -> AsyncWatch:
         """Return the existing and the new records of topics as one stream (§7). A topic starts at
-        its first record, after a seq, or with the next new record (`TAIL`); with a ``cursor``, at
-        its position. Records of ``node`` are skipped.
+        its first record, after a seq, or with the next new record (`TAIL`). With a ``cursor``, a
+        topic starts at the cursor's position. Records of ``node`` are skipped.
         """
         known = {} if cursor is None else cursor.positions
         return AsyncWatch(self, WatchState(topics, node or self.node, known), cursor)
@@ -121,13 +121,14 @@ class AsyncTopics(AsyncStreamer):
         self, *, max_unacked: int = MAX_UNACKED, name: str | None = None
     ) -> AsyncPublisher:
         """Return a publisher of records to many topics over one WebSocket (`AsyncPublisher`).
-        ``name`` is the prefix of the idempotency keys and must be new for each run of a program.
+        ``name`` is the prefix of the idempotency keys and must be different in each run of a
+        program.
         """
         return AsyncPublisher(self, max_unacked=max_unacked, name=name or uuid.uuid4().hex)
 
 
 class AsyncTopic:
-    """A topic of a server, by its name."""
+    """A topic on a server, identified by its name."""
 
     def __init__(self, client: AsyncTopics, name: str) -> None:
         self.client, self.name = client, name
@@ -160,8 +161,8 @@ class AsyncTopic:
         ``deliver_at``. Each item of ``records`` is a record with fields of its own. ``create``
         and ``config`` are described in §2.
 
-        With a ``key``, all attempts append the records once; the default is a new key. With None,
-        a request that the server may have received is not sent again.
+        With a ``key``, all attempts together append the records once; the default is a new key. If
+        the key is None, a request that the server may have received is not sent again.
         """
         node = options.pop("node", None)
         body = calls.append_body(data, records, options)
@@ -170,8 +171,8 @@ class AsyncTopic:
     async def read(
         self, after: int = 0, *, limit: int | None = None, follow: bool = False
     ) -> AsyncIterator[values.Event]:
-        """Yield the records after a seq, at most ``limit``, and tombstones for lost records (§3).
-        With ``follow``, also yield new records, and `CaughtUp` whenever the end is reached.
+        """Yield at most ``limit`` records after a seq, and tombstones for lost records (§3). With
+        ``follow``, also yield new records, and `CaughtUp` whenever the end is reached.
         """
         reading = calls.Reading(self.name, after, limit, self.client.node, follow=follow)
         while not reading.is_done:
@@ -218,7 +219,7 @@ class AsyncTopic:
 
 
 class AsyncQueue(AsyncTopic):
-    """A queue of a server, by its name (§10)."""
+    """A queue on a server, identified by its name (§10)."""
 
     async def put(self, **config: Unpack[TopicConfig]) -> values.TopicState:
         """Create the queue, or change the given fields of its config (§0.10)."""
@@ -233,16 +234,16 @@ class AsyncQueue(AsyncTopic):
     def worker(
         self, *, lease: float = 30.0, node: str | None = None, drain: bool = False
     ) -> AsyncWorker:
-        """Return a worker for the queue's jobs (`AsyncWorker`). ``lease`` is in s. With ``drain``
-        it ends when the queue is empty.
+        """Return a worker for the queue's jobs (`AsyncWorker`). ``lease`` is in s. With ``drain``,
+        the worker ends when the queue is empty.
         """
         return AsyncWorker(self.client, self.name, lease_s=lease, node=node, drain=drain)
 
     async def claim(
         self, node: str, most: int = 1, *, lease: float | None = None, wait: float = 0.0
     ) -> list[values.JobRecord]:
-        """Lease up to ``most`` jobs to ``node`` (§10.2). If none is ready, wait up to ``wait`` s,
-        at most 30.
+        """Lease up to ``most`` jobs to ``node`` (§10.2). If no job is ready, wait up to ``wait`` s,
+        at most 30 s.
         """
         return await self.client.call(calls.claim(self.name, node, most, lease, wait))
 

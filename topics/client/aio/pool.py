@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 class AsyncPool(AsyncAbortable, httpcore2.AnyIOBackend):
     """Connections to one server. ``connections`` is the total number of opened connections. A
-    forked process opens its own connections, because two processes would read each other's
-    responses.
+    forked process opens its own connections, because otherwise two processes would read each
+    other's responses.
     """
 
     def __init__(self, target: Target, connect_s: float) -> None:

@@ -1,10 +1,10 @@
-"""Producer: many small appends to one topic as few requests.
+"""Producer: combines many small appends to one topic into few requests.
 
     send --> chunk --complete, or after ``linger`` s--> one append --> the result of each record
       '-- more than ``max_unacked`` bytes: `send` waits
 
-One request is in flight at a time, so records keep the order of their sends. All attempts of a
-chunk have the same idempotency key. If the server refuses one record of a chunk, the others are
+At most one request is in flight, so records keep the order in which they were sent. All attempts of
+a chunk have the same idempotency key. If the server refuses one record of a chunk, the others are
 sent again without it.
 """
 
@@ -30,7 +30,7 @@ from topics.client.values import Receipt, encoded
 
 class AsyncProducer(AsyncSender):
     """Appends to one topic in the background. ``name`` is the prefix of the idempotency keys and
-    must be new for each run of a program.
+    must be different in each run of a program.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class AsyncProducer(AsyncSender):
         self._complete: deque[Chunk[int]] = deque()
 
     async def send(self, data: Any, **fields: Unpack[RecordFields]) -> AsyncSent[int]:
-        """Append a payload with the ``fields`` of a record (§2). Wait while too many bytes are not
-        acknowledged. The result is the record's seq, or the `TopicsError` of its append. Raise
+        """Append a payload with the ``fields`` of a record (§2). Wait while too many bytes are
+        unacknowledged. The result is the record's seq, or the `TopicsError` of its append. Raise
         `ValueError` for a value without a JSON form, and after `close`.
         """
         record = encoded(calls.record_of(data, fields))
@@ -67,7 +67,7 @@ class AsyncProducer(AsyncSender):
             await self._append(chunk)
 
     async def _next_chunk(self) -> Chunk[int] | None:
-        """Return the next chunk, or None if all records are sent after `close`."""
+        """Return the next chunk, or None if all records have been sent after `close`."""
         async with self._changed:
             await self._changed.wait_until(lambda: bool(self._pending) or self._is_closing)
             await self._changed.wait_until(self._is_due, self._linger)

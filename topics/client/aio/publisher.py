@@ -1,13 +1,13 @@
-"""Publisher: records for many topics over one WebSocket (§7.3).
+"""Publisher: sends records for many topics over one WebSocket (§7.3).
 
     publish --> pending --> socket --> server
                    '<-- acknowledgements, in any order across topics --'
 
 Messages are sent without waiting for the acknowledgements of earlier ones. After the connection is
 lost, or the server requests a pause, all pending messages are sent again over a new connection, in
-order and with their idempotency keys, so each record is stored once. A record that the server
+order and with their idempotency keys, so each record is stored once. A record that the server has
 refused temporarily, because it was throttled or its shard was restarting, may be stored after later
-ones: messages that were already sent may arrive when the shard serves again.
+ones, because messages that were already sent may arrive when the shard serves again.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _reply = msgspec.json.Decoder(_Reply).decode
 class AsyncPublisher(AsyncSender):
     """Publishes records in the background.
 
-    A record that the server refused temporarily may be stored after later ones. Use a `Producer` if
-    the order must be kept.
+    A record that the server has refused temporarily may be stored after later ones. Use a
+    `Producer` if the order must be kept.
     """
 
     def __init__(self, client: AsyncCaller, *, max_unacked: int, name: str) -> None:
@@ -64,7 +64,7 @@ class AsyncPublisher(AsyncSender):
         self, topic: str, data: Any, **fields: Unpack[RecordFields]
     ) -> AsyncSent[int]:
         """Append a payload with the ``fields`` of a record (§2) to ``topic``. Wait while too many
-        bytes are not acknowledged. The result is the record's seq, or the `TopicsError` of the
+        bytes are unacknowledged. The result is the record's seq, or the `TopicsError` of the
         publish. Raise `ValueError` for a value without a JSON form, and after `close`.
         """
         fields.setdefault("node", self._caller.node)
@@ -179,7 +179,7 @@ class AsyncPublisher(AsyncSender):
             self._changed.notify_all()
 
     async def _handle(self, reply: _Reply) -> None:
-        """Finish the record of a reply. Raise `TopicsError` if it must be sent again."""
+        """Finish the record of a reply. Raise `TopicsError` if the record must be sent again."""
         error = (
             None if reply.op == "ack" else command_error(reply.code, reply.message, reply.detail)
         )

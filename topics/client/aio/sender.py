@@ -1,4 +1,4 @@
-"""Sender: records that are sent in the background. The base of producers and publishers."""
+"""Sender: sends records in the background. It is the base of producers and publishers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from topics.client.tasks import (
     shielded,
 )
 
-FAILURES_MAX: Final = 100  # reported failures; all failures are counted and logged
+FAILURES_MAX: Final = 100  # maximum number of reported failures; all are counted and logged
 
 
 class Pending(NamedTuple):
-    """A record that is neither acknowledged nor failed. No attempt begins after ``until``."""
+    """A record that has neither been acknowledged nor failed. No attempt begins after ``until``."""
 
     message: bytes
     sent: AsyncSent[int]
@@ -31,8 +31,8 @@ class Pending(NamedTuple):
 
 
 class AsyncSender(AsyncSending):
-    """Accepts records and bounds the bytes of unacknowledged records. A record fails after the
-    retry deadline of the client, counted from its send.
+    """Accepts records and bounds the bytes of unacknowledged records. A record fails when the
+    client's retry deadline has passed since it was sent.
     """
 
     def __init__(self, name: str, client: AsyncCaller, max_unacked: int) -> None:
@@ -59,8 +59,8 @@ class AsyncSender(AsyncSending):
             await self._finish()
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the sync client has the same parameter
-        """Wait until all records that were sent before are acknowledged or have failed. Raise
-        `TimeoutError` after ``timeout`` s.
+        """Wait until all records that were sent before this call have been acknowledged or have
+        failed. Raise `TimeoutError` after ``timeout`` s.
         """
         last = self._sends
         async with self._changed:
@@ -68,7 +68,7 @@ class AsyncSender(AsyncSending):
                 lambda: next(iter(self._pending), last + 1) > last, timeout
             )
         if not is_done:
-            raise TimeoutError(f"{self._name}: records are not acknowledged within {timeout} s")
+            raise TimeoutError(f"{self._name}: records were not acknowledged within {timeout} s")
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the sync client has the same parameter
         """Send the remaining records for up to ``timeout`` s, by default until their deadlines.

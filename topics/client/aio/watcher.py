@@ -1,4 +1,4 @@
-"""Watch and Cursor: event streams that survive restarts, and stored positions in them."""
+"""Watch and Cursor: event streams that survive restarts, and stored positions in these streams."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class AsyncStreamer(AsyncCaller):
 
 
 class AsyncWatch:
-    """An event stream as an iterator. After the server or the connection fails, it continues at its
-    position. It ends after `close`, or when all its topics are deleted.
+    """An iterator over the events of a stream. After a failure of the server or the connection, it
+    continues at its position. It ends after `close`, or when all its topics are deleted.
     """
 
     def __init__(
@@ -212,12 +212,12 @@ class AsyncCursor(AsyncBackground, Progress):
                 ...
 
     An event counts as read when the loop requests the next one, or when the block ends without an
-    exception. The position is saved within a second after it has changed, and at the end of the
-    block. After an exception, Ctrl-C or a cancellation, the next run receives the event again.
+    exception. The position is saved within a second of a change, and at the end of the block. After
+    an exception, Ctrl-C or a cancellation, the next run receives the event again.
 
-    The topic is created by the first save. It keeps one record and has the durability ``fsync`` if
-    the key has the scope admin. Otherwise create the topic first, or it keeps a record of each
-    save.
+    The first save creates the topic. If the key has the scope admin, the topic keeps one record and
+    has the durability ``fsync``. Otherwise, create the topic first, or it will keep a record of
+    each save.
     """
 
     def __init__(self, client: AsyncCaller, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Worker: claims the jobs of a queue and keeps their leases while they are handled.
+"""Worker: claims jobs from a queue and keeps their leases while the jobs are being handled.
 
     await client.queue("jobs").worker().run(handle, concurrency=4)
 
@@ -12,8 +12,8 @@
                  |--Ctrl-C, or a cancellation----> released immediately
                  '--the lease is lost------------> not settled: another worker may hold the job
 
-A background task of the worker (`topics.client.tasks`) extends all leases when a third of their
-time has passed. Several tasks may iterate over one worker. It claims at most one job for each
+A background task (`topics.client.tasks`) extends all leases when a third of their duration has
+passed. Several tasks may iterate over one worker. The worker claims at most one job for each
 waiting iterator, so every claimed job is handled immediately.
 """
 
@@ -70,13 +70,13 @@ class AsyncJob(HeldJob):
 
     async def ack(self) -> bool:
         """Complete the job. Return whether the lease was still held; otherwise the job may run
-        again. After the first ack or nack, return its result.
+        again. After the first ack or nack, return the result of that call.
         """
         return await self._settle("ack", {})
 
     async def nack(self, *, error: str | None = None, delay: float | None = None) -> bool:
-        """Release the job, to be claimed again after ``delay`` s. The default is 1, 2, 4, … s, by
-        the number of deliveries. Return what `ack` returns.
+        """Release the job, to be claimed again after ``delay`` s. The default is 1, 2, 4, … s,
+        depending on the number of deliveries. Return what `ack` returns.
         """
         return await self._settle("nack", self.nack_fields(error, delay))
 
@@ -88,8 +88,8 @@ class AsyncJob(HeldJob):
 
 
 class AsyncWorker(AsyncWorking):
-    """Claims jobs and keeps their leases. With ``drain`` it ends when the queue is empty. While the
-    server is unreachable it waits, unless the client has a `Retry`.
+    """Claims jobs and keeps their leases. With ``drain``, the worker ends when the queue is empty.
+    While the server is unreachable, the worker waits, unless the client has a `Retry`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class AsyncWorker(AsyncWorking):
         self.node, self._drain = node or worker_name(), drain
         self._claims, self._attempts = client.caller(), Attempts(client.retry_streams)
         self._held: dict[str, AsyncJob] = {}  # by lease id
-        self._ready: list[AsyncJob] = []  # claimed, and not handed out yet
+        self._ready: list[AsyncJob] = []  # claimed jobs that have not been handed out yet
         self._lock = threading.Lock()  # not held while a request is sent
         self._waiting = 0  # number of waiting iterators
         self._claiming = AsyncLock()
@@ -211,8 +211,8 @@ class AsyncWorker(AsyncWorking):
         return not settled.skipped
 
     async def release(self, jobs: list[AsyncJob]) -> None:
-        """Release jobs that are not handled. Log a failure instead of raising it, because leases
-        expire.
+        """Release jobs that will not be handled. Log a failure instead of raising it, because the
+        leases expire.
         """
         with self._lock:
             held = [job.record for job in jobs if self._held.pop(job.record.lease_id, None)]

@@ -108,8 +108,8 @@ class Topics(Streamer):
         node: str | None = None,
     ) -> Watch:
         """Return the existing and the new records of topics as one stream (§7). A topic starts at
-        its first record, after a seq, or with the next new record (`TAIL`); with a ``cursor``, at
-        its position. Records of ``node`` are skipped.
+        its first record, after a seq, or with the next new record (`TAIL`). With a ``cursor``, a
+        topic starts at the cursor's position. Records of ``node`` are skipped.
         """
         known = {} if cursor is None else cursor.positions
         return Watch(self, WatchState(topics, node or self.node, known), cursor)
@@ -120,13 +120,14 @@ class Topics(Streamer):
 
     def publisher(self, *, max_unacked: int = MAX_UNACKED, name: str | None = None) -> Publisher:
         """Return a publisher of records to many topics over one WebSocket (`Publisher`).
-        ``name`` is the prefix of the idempotency keys and must be new for each run of a program.
+        ``name`` is the prefix of the idempotency keys and must be different in each run of a
+        program.
         """
         return Publisher(self, max_unacked=max_unacked, name=name or uuid.uuid4().hex)
 
 
 class Topic:
-    """A topic of a server, by its name."""
+    """A topic on a server, identified by its name."""
 
     def __init__(self, client: Topics, name: str) -> None:
         self.client, self.name = client, name
@@ -159,8 +160,8 @@ class Topic:
         ``deliver_at``. Each item of ``records`` is a record with fields of its own. ``create``
         and ``config`` are described in §2.
 
-        With a ``key``, all attempts append the records once; the default is a new key. With None,
-        a request that the server may have received is not sent again.
+        With a ``key``, all attempts together append the records once; the default is a new key. If
+        the key is None, a request that the server may have received is not sent again.
         """
         node = options.pop("node", None)
         body = calls.append_body(data, records, options)
@@ -169,8 +170,8 @@ class Topic:
     def read(
         self, after: int = 0, *, limit: int | None = None, follow: bool = False
     ) -> Iterator[values.Event]:
-        """Yield the records after a seq, at most ``limit``, and tombstones for lost records (§3).
-        With ``follow``, also yield new records, and `CaughtUp` whenever the end is reached.
+        """Yield at most ``limit`` records after a seq, and tombstones for lost records (§3). With
+        ``follow``, also yield new records, and `CaughtUp` whenever the end is reached.
         """
         reading = calls.Reading(self.name, after, limit, self.client.node, follow=follow)
         while not reading.is_done:
@@ -216,7 +217,7 @@ class Topic:
 
 
 class Queue(Topic):
-    """A queue of a server, by its name (§10)."""
+    """A queue on a server, identified by its name (§10)."""
 
     def put(self, **config: Unpack[TopicConfig]) -> values.TopicState:
         """Create the queue, or change the given fields of its config (§0.10)."""
@@ -231,16 +232,16 @@ class Queue(Topic):
     def worker(
         self, *, lease: float = 30.0, node: str | None = None, drain: bool = False
     ) -> Worker:
-        """Return a worker for the queue's jobs (`Worker`). ``lease`` is in s. With ``drain``
-        it ends when the queue is empty.
+        """Return a worker for the queue's jobs (`Worker`). ``lease`` is in s. With ``drain``,
+        the worker ends when the queue is empty.
         """
         return Worker(self.client, self.name, lease_s=lease, node=node, drain=drain)
 
     def claim(
         self, node: str, most: int = 1, *, lease: float | None = None, wait: float = 0.0
     ) -> list[values.JobRecord]:
-        """Lease up to ``most`` jobs to ``node`` (§10.2). If none is ready, wait up to ``wait`` s,
-        at most 30.
+        """Lease up to ``most`` jobs to ``node`` (§10.2). If no job is ready, wait up to ``wait`` s,
+        at most 30 s.
         """
         return self.client.call(calls.claim(self.name, node, most, lease, wait))
 

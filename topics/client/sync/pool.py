@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 class Pool(Abortable, httpcore2.SyncBackend):
     """Connections to one server. ``connections`` is the total number of opened connections. A
-    forked process opens its own connections, because two processes would read each other's
-    responses.
+    forked process opens its own connections, because otherwise two processes would read each
+    other's responses.
     """
 
     def __init__(self, target: Target, connect_s: float) -> None:

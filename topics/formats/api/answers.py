@@ -147,7 +147,7 @@ def configured(
 def deleted(topic: str, *, existed: bool, routers: Iterable[str] = ()) -> bytes:
     """Render the response to a topic DELETE (§1.4) up to ``performance``.
 
-    ``routers`` are the routers that were deleted with it and that the caller's key may see.
+    ``routers`` are the routers that were deleted with the topic, if the caller's key may see them.
     """
     removed = json_bytes(sorted(routers))
     return b'{"topic":"%b","deleted":%b,"routers_removed":%b' % (

@@ -65,7 +65,9 @@ class PlainRecordIn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class PlainAppend(AppendBody, gc=False):
-    """An append whose records are all plain. The type saves callers a check of each record."""
+    """An append whose records are all plain. Because of the type, callers need not check each
+    record.
+    """
 
     # A PlainRecordIn has all attributes of a RecordIn, so it can be used in its place.
     records: list[PlainRecordIn]  # type: ignore[assignment]
@@ -103,8 +105,8 @@ def check_append(request: AppendBody, body_len: int, header_key: str | None, lim
     """Check all limits of a decoded append except nesting.
 
     Also set the key from the header, and drop a null ``meta``. Return the size of the largest
-    record, or 0 if the body is too short for a record that is too large or nested too deep. Raise
-    the same errors as `decode_append`.
+    record, or 0 if the body is too short to contain a record that is too large or nested too
+    deeply. Raise the same errors as `decode_append`.
     """
     if request.idempotency_key is None:
         request.idempotency_key = header_key

@@ -1,7 +1,7 @@
 """Sliced decoding: decodes a long append body slice by slice, so that other requests can be served
 between two slices.
 
-The end of a slice is guessed: a comma that looks like one between two records. JSON is parsed from
+The end of a slice is guessed: it is a comma that seems to separate two records. JSON is parsed from
 left to right without backtracking. So if the text from the start of a record up to a comma parses
 as a list of complete records, that comma is between two records. If the guessed comma is inside a
 string or a nested list, the text does not parse, and another comma is tried.
@@ -20,8 +20,8 @@ from topics.errors import BatchTooLarge
 from topics.formats.api.append_body import AppendBody, RecordIn
 from topics.formats.buffers import Buffer
 
-SLICE_BYTES = 1 << 20  # decoded in 1 to 4 ms; the last slice may be twice as long
-ATTEMPTS_MAX = 4  # the number of commas to try before the slice is made longer
+SLICE_BYTES = 1 << 20  # a slice is decoded in 1 to 4 ms; the last one may be twice as long
+ATTEMPTS_MAX = 4  # number of commas to try before the slice is extended
 HEAD_MAX_BYTES = 64 << 10
 _RECORDS = re.compile(rb'"records"\s*:\s*\[')
 _BETWEEN = re.compile(rb"""\}\s*(,)\s*\{\s*"(?:data|tag|node|meta|delay_ms|deliver_at)"\s*:""")

@@ -19,7 +19,7 @@ class KnownFile(msgspec.Struct, frozen=True):
 
 
 class BackupRequest(msgspec.Struct):
-    """Body of ``POST /v0/backup``. If ``files`` is absent, the backup is complete."""
+    """Body of ``POST /v0/backup``. If ``files`` is absent, the backup is a full backup."""
 
     files: list[KnownFile] = []
 

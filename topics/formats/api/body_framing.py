@@ -2,7 +2,7 @@
 
 The code performs no I/O: it uses no socket, no clock and no task.
 
-    body     = Content-Length bytes | chunks           never both, never twice, no other coding
+    body     = Content-Length bytes | chunks           never both; chunked is the only coding
     chunk    = 1*16 hex [";" extension] CRLF bytes CRLF
     chunks   = chunk* "0" CRLF field* CRLF
 
@@ -21,9 +21,10 @@ from topics.formats.api.request_heads import TOKEN, VALUE
 CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
 TRAILER = re.compile(TOKEN + rb":" + VALUE)
 
-LINE_MAX_BYTES = 4 * 1024  # the longest line of a chunk head or a trailer
+LINE_MAX_BYTES = 4 * 1024  # maximum length of a chunk-size line or a trailer line
 TRAILERS_MAX_BYTES = 16 * 1024
-# The number of lines that one call of `ChunkedBody.take` reads. With 1-byte chunks it takes 0.5 ms.
+# Maximum number of lines that a call to `ChunkedBody.take` reads. With 1-byte chunks, this takes
+# 0.5 ms.
 LINES_PER_CALL = 512
 
 
@@ -127,5 +128,5 @@ Framing: TypeAlias = SizedBody | ChunkedBody
 
 
 def framing(length: int | None) -> Framing:
-    """Return the parser of a body, given the ``length`` of its `Head`."""
+    """Return the parser for a body, given the ``length`` from its `Head`."""
     return ChunkedBody() if length is None else SizedBody(length)

@@ -1,7 +1,8 @@
 """Decoding of JSON bodies to typed values. Unknown fields are ignored, and payloads stay raw bytes.
 
-The decoder (msgspec) checks the grammar and the types. It does not check that raw values are valid
-UTF-8 or how deep they are nested, so this package does. This module also translates the decoder's
+The decoder (msgspec) checks the grammar and the types. It does not check whether raw values are
+valid UTF-8 or how deeply they are nested, so this package does. This module also translates the
+decoder's
 errors, which name Python types: ``Expected `int | null`, got `str` - at `$.priority```. The
 translated error names the field, the expected type and the received type. ``detail.field`` is the
 path of the field without the leading ``$.``.

@@ -1,4 +1,4 @@
-"""Bodies of a diff (§3), with defaults and clamps, and of a delete of records (§5)."""
+"""Request bodies for reading (diff, §3) and deleting records (§5), with defaults and clamps."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ of the error contains the limit as ``max``:
     field                   of                          at most                    code
     records                 append, publish             TOPICS_MAX_BATCH_RECORDS   batch_too_large
     seqs                    ack, nack, extend           TOPICS_MAX_CLAIM           batch_too_large
-    lease_ids               ack, nack, extend           one for each of the seqs   invalid_request
+    lease_ids               ack, nack, extend           one for each seq           invalid_request
     topics                  watch, subscribe            TOPICS_MAX_WATCH_TOPICS    invalid_request
     node, as a list         diff, watch, subscribe      NODES_MAX                  invalid_request
     node                    all                         TOPICS_MAX_NODE_BYTES      invalid_request
     tag, filter             append, publish, router     TOPICS_MAX_TAG_BYTES       invalid_request
     match                   delete, redrive             MATCH_MAX_BYTES            invalid_request
     idempotency_key         append, publish             KEY_MAX_CHARS              invalid_request
-    request_id              commands of a WebSocket     REQUEST_ID_MAX_BYTES       invalid_request
+    request_id              WebSocket commands          REQUEST_ID_MAX_BYTES       invalid_request
 
 A WebSocket message has at most WEBSOCKET_MESSAGE_MAX_BYTES and at most TOPICS_MAX_BODY_BYTES. If it
 is longer, the socket is closed with the code 1009.
@@ -36,7 +36,7 @@ from topics.formats.api.nesting import NESTING_MAX
 
 KEY_MAX_CHARS = 256  # §0.8
 META_MAX_KEYS = 64  # §2
-NODES_MAX = 64  # node ids of one reader (§4)
+NODES_MAX = 64  # node ids per reader (§4)
 MATCH_MAX_BYTES = 65_535  # No stored tag is longer.
 WEBSOCKET_MESSAGE_MAX_BYTES = 16 << 20  # The library unmasks such a message in one step of 3 ms.
 REQUEST_ID_MAX_BYTES = 256  # as JSON text, including quotes and escapes
@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True):
     node_bytes: int
     limit: int
     claim: int
-    # Limits of the entire server; 0 means no limit.
+    # Server-wide limits; 0 means no limit.
     routers: int = 0
     topics: int = 0
     total_bytes: int = 0
@@ -102,7 +102,7 @@ def check_u64(field: str, value: int) -> None:
 
 def check_text(field: str, text: str | None, max_bytes: int, index: int | None = None) -> None:
     """Raise `InvalidRequest` for a text of more than ``max_bytes`` in UTF-8. ``index`` is the index
-    of the record with the field.
+    of the record that contains the field.
     """
     # A text of n characters has at most 4n bytes, so most texts need not be encoded here.
     if text is not None and len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-STEP_ROWS: Final = 256  # rows of a column that are rendered in one step
+STEP_ROWS: Final = 256  # number of rows of a column that are rendered in one step
 MEDIA_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _TO_ESCAPE: Final = frozenset('\\"\n')
@@ -74,7 +74,7 @@ class Column:
         return ((((self._label, name),), value) for name, value in rows if value is not None)
 
     def with_values(self, values: Sequence[int | None]) -> Column:
-        """Return a column with the same rows and other values."""
+        """Return a column with the same rows and different values."""
         column = copy(self)
         column.values = values
         return column
@@ -145,8 +145,8 @@ def _braces(pairs: list[str]) -> str:
 
 
 def json_chunks(families: Iterable[MetricFamily], tail: bytes) -> Iterator[bytes]:
-    """Yield the JSON object of all families, including families without a value. ``tail`` contains
-    the last members and the end of the object.
+    """Yield a JSON object with all families, including families without a value. ``tail`` contains
+    the object's last members and its end.
     """
     yield b"{"
     for name, _, _, series in families:

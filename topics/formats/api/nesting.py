@@ -1,4 +1,5 @@
-"""Nesting: limits the depth of a record's payload, to `NESTING_MAX` levels for clients (§2).
+"""Nesting: limits the depth of a record's payload. The limit for clients is `NESTING_MAX` levels
+(§2).
 
 A level is an array or an object, so a number has no level and ``[{}]`` has two. Moves between
 topics have no limit of their own, so that a record that was accepted is always accepted again.
@@ -19,7 +20,7 @@ from msgspec import Raw
 from topics.errors import InvalidRequest
 
 NESTING_MAX: Final = 900
-STEP_BYTES: Final = 1 << 20  # checked in one step
+STEP_BYTES: Final = 1 << 20  # number of bytes that are checked in one step
 BLOCK_BRACKETS: Final = 256
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")

@@ -31,7 +31,7 @@ def jobs_json(jobs: Iterable[tuple[int, int, int, int, bytes]]) -> list[bytes]:
 
 
 def with_error(record: bytes, error: str) -> bytes:
-    """Add ``last_error``, the error of the job's last nack that had one, to the record of a job."""
+    """Add ``last_error``, the most recent error with which the job was nacked, to a job's record."""
     return b'{"last_error":%b,%b' % (json_string(error), record[1:])
 
 
@@ -94,7 +94,7 @@ def lease_json(
 
 
 def leases(items: Iterable[bytes]) -> bytes:
-    """Render the array of leases from the results of `lease_json`, without the rest of the
+    """Render the array of leases from the results of `lease_json`, excluding the rest of the
     response.
     """
     return b"[%b]" % b",".join(items)
@@ -139,8 +139,8 @@ _rendered = msgspec.json.Decoder(_Rendered)
 def stamped(meta: bytes, source: str, deliveries: int, seq: int, error: str | None = None) -> bytes:
     """Add the stamp of a dead letter to ``meta``. It replaces an earlier stamp.
 
-    The stamp has the queue ``source``, the job's ``seq`` there, its number of deliveries and the
-    ``error`` of its last nack that had one.
+    The stamp contains the queue ``source``, the job's ``seq`` there, its number of deliveries, and
+    ``error``, the most recent error with which the job was nacked.
     """
     stamp = b'"$dead_letter_from":"%b","$dead_letter_deliveries":%d,"$dead_letter_src_seq":%d' % (
         source.encode(),

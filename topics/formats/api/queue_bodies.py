@@ -63,7 +63,7 @@ class Nack(JobsRequest):
     """Body of ``POST /v0/topics/:q/nack`` (§10.5)."""
 
     delay_ms: int = 0
-    error: str | None = None  # the reason, which the next worker of the job receives
+    error: str | None = None  # the reason, which the job's next worker receives
 
 
 class Extend(JobsRequest, kw_only=True):
@@ -84,7 +84,7 @@ class RedriveBody(msgspec.Struct):
 class Redrive(NamedTuple):
     """A checked redrive of up to ``limit`` records.
 
-    ``before_seq`` and ``match`` restrict the records unless they are None. If ``to`` is None, each
+    If they are not None, ``before_seq`` and ``match`` select the records. If ``to`` is None, each
     record is moved to its original topic.
     """
 

@@ -24,7 +24,7 @@ from topics.formats.names import TOPIC_NAME
 
 Headers = tuple[tuple[bytes, bytes], ...]  # names and values of the fields of a response
 
-# The number of list members that are parsed. It is limited because fields are read before the
+# Maximum number of list members that are parsed. It is limited because fields are read before the
 # client is authenticated.
 LIST_MAX = 64
 
@@ -54,7 +54,7 @@ class HeadFields:
         return HeadFields([field for field in self._fields if field[0] != name])
 
     def clear(self) -> None:
-        """Delete all fields to release memory, because a stream may stay open for days."""
+        """Delete all fields to release their memory, because a stream may stay open for days."""
         self._fields = ()
 
     def joined(self, name: bytes) -> bytes:
@@ -64,8 +64,8 @@ class HeadFields:
 
 HEAD_END = b"\r\n\r\n"
 HEAD_MAX_BYTES = 64 * 1024
-FIELDS_MAX = 256  # for one head; parsing this number of fields takes 0.4 ms
-LENGTH_DIGITS_MAX = 18  # for a Content-Length
+FIELDS_MAX = 256  # maximum number of fields in a head; parsing them takes 0.4 ms
+LENGTH_DIGITS_MAX = 18  # maximum number of digits in Content-Length
 UNSUPPORTED_VERSION = re.compile(rb"[^\r\n]+ HTTP/(?!1\.[01]\r)[0-9](?:\.[0-9])?\r\n")
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -241,8 +241,8 @@ def cut_topic_name(raw: bytes) -> tuple[bytes, str] | None:
     return raw[:start] + raw[end:], found[1].decode("ascii")
 
 
-# The number of bytes that are kept from the end of X-Forwarded-For. It is small because a stream,
-# which keeps them in memory, may stay open for days.
+# Number of bytes that are kept from the end of X-Forwarded-For. It is small, because a stream keeps
+# them in memory and may stay open for days.
 FORWARDED_KEPT_BYTES = 1024
 # The first 12 bytes of the lines of these fields, in lower case.
 _STARTS = frozenset({b"x-request-id", b"traceparent:", b"x-forwarded-"})

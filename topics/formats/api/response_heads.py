@@ -78,7 +78,7 @@ def _last(headers: Headers, close: bool) -> bytes:
 
 
 def chunk_start(length: int) -> bytes:
-    """Return the bytes before a chunk's data. `CHUNK_END` must follow the data."""
+    """Return the bytes that precede a chunk's data. `CHUNK_END` must follow the data."""
     return b"%x\r\n" % length
 
 

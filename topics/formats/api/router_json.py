@@ -1,8 +1,8 @@
 """Routers as JSON (§6): decodes the body of a PUT, merges it with the existing config, and renders
 the responses to router requests up to ``performance`` (`answers`).
 
-``source`` and ``dest`` are required in every body. Any other field that is absent keeps its value,
-or has its default in a new router.
+``source`` and ``dest`` are required in every body. Any other field that is absent keeps its value.
+In a new router, it has its default value.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import re
 
 from topics.formats.buffers import Buffer
 
-SEARCH_MAX_BYTES = 1 << 16  # searched in up to 10 ms
+SEARCH_MAX_BYTES = 1 << 16  # maximum length of a searched text; the search takes up to 10 ms
 
 # Matches everything before the first escaped surrogate that is not part of a pair.
 _PAIRED = re.compile(

@@ -59,7 +59,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DEFAULTS = TopicConfig()
-SHARED_MAX = 1024  # number of configs
+SHARED_MAX = 1024  # maximum number of shared configs
 
 
 @lru_cache(maxsize=SHARED_MAX)

@@ -1,6 +1,6 @@
 """Watch requests (§7): decodes and checks bodies of ``POST /v0/watch``, and encodes event ids.
 
-Some functions are also used for the command ``subscribe`` of WebSockets. Decoding has two steps:
+Some functions are also used for the WebSocket command ``subscribe``. Decoding has two steps:
 msgspec checks the types, then this module checks and clamps the values. Unknown fields are ignored.
 An invalid value raises `InvalidRequest` with the name of the field.
 """
@@ -51,7 +51,9 @@ class View(NamedTuple):
 
 
 class Start(msgspec.Struct):
-    """Start of a reader in a topic: after ``from_seq``, or at the current head with ``tail``."""
+    """The start position of a reader in a topic: after ``from_seq``, or with ``tail`` at the
+    current head.
+    """
 
     from_seq: int = 0
     tail: bool = False
@@ -79,7 +81,7 @@ class WatchBody(ViewOptions, kw_only=True):
 
 
 class WatchRequest(NamedTuple):
-    """A checked watch request: the start in each topic, and the view of its records."""
+    """A checked watch request: the start position in each topic, and the view of the records."""
 
     starts: dict[str, Start]
     view: View
@@ -166,7 +168,7 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 def encode_id(cursors: dict[str, int]) -> bytes | None:
     """Encode an event id that contains a map of cursors.
 
-    Returns None if the map is too large. Then the id must be the number of a checkpoint.
+    Return None if the map is too large. In that case, the id must be the number of a checkpoint.
     """
     if len(cursors) > MAP_MAX_TOPICS:
         return None
@@ -193,7 +195,8 @@ def decode_id(text: bytes) -> dict[str, int] | int:
 
 
 class CursorsId:
-    """The event id of a watch in one request (§7.4): the cursors of its topics, in base64url.
+    """The event id of a watch in one request (§7.4): the cursors of its topics, encoded in
+    base64url.
 
     offset     bytes
     0          1      ID_VERSION
@@ -223,7 +226,7 @@ ROW, CURSOR = struct.Struct(">8sQQ"), struct.Struct(">QQ")
 def decode_cursors(
     text: bytes, topics: Iterable[str], name: str = "Last-Event-ID"
 ) -> dict[str, Cursor]:
-    """Return the cursor of each of ``topics`` that a `CursorsId` contains.
+    """Return the cursors of those ``topics`` that a `CursorsId` contains.
 
     Raises `InvalidRequest` if the text is not such an id, because a stream must not silently start
     at another seq. ``name`` is the field or parameter that contains the text.
@@ -247,7 +250,7 @@ def _cursors_by_digest(text: bytes) -> dict[bytes, Cursor] | None:
 
 
 def _starts_at(cursor: str, topics: Iterable[str]) -> dict[str, Start]:
-    """Return the start of each of ``topics`` that is in a cursor (§0.7).
+    """Return the start positions of those ``topics`` that a cursor (§0.7) contains.
 
     The cursor is the id of an event, either of a watch session or of a watch in one request. Raise
     `InvalidRequest` for any other text.

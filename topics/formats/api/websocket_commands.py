@@ -1,4 +1,4 @@
-"""WebSocket commands (§7.3): decodes the JSON text messages of a client.
+"""WebSocket commands (§7.3): decodes the JSON text messages that clients send.
 
     op            members besides request_id
     publish       topic, and the body of an append (decoded by the shard)

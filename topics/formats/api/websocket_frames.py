@@ -4,12 +4,12 @@
 decodes, unmasks and checks single frames. The reader joins fragments and limits the size of
 messages. The caller checks the UTF-8 of text messages, because this is slow for long messages.
 
-Text frames of the server are serialized here, because the library copies the payload twice and a
+Text frames from the server are serialized here, because the library copies the payload twice and a
 page of records may have 8 MiB. Their layout:
 
     offset  size       field     meaning
     0       1          first     0x81: FIN and TEXT
-    1       1          length    of the payload up to 125; 126 or 127: `extended` has it
+    1       1          length    payload length up to 125; 126 or 127: it is in `extended`
     2       0, 2 or 8  extended  the length as a big-endian integer
     2 + x   length     payload   x is the size of ``extended``
 
@@ -59,7 +59,7 @@ class _Stream(StreamReader):
 class WebSocketFrameReader:
     """Parses the byte stream of a client into complete messages (TEXT, BINARY) and control frames.
 
-    Between two calls of `feed` it buffers one incomplete message of at most ``max_message_bytes``
+    Between two calls to `feed`, it buffers one incomplete message of at most ``max_message_bytes``
     and one frame header. While `has_more` is set, it also buffers the rest of the bytes passed to
     `feed`.
     """
@@ -180,7 +180,7 @@ def utf8_steps(message: bytes) -> Iterator[None]:
 
 
 def text_frame(*parts: bytes) -> bytes:
-    """Return a text message of the server as one frame. ``parts`` must be valid UTF-8."""
+    """Return a text message from the server as one frame. ``parts`` must be valid UTF-8."""
     length = sum(map(len, parts))
     if length <= CONTROL_MAX_BYTES:
         header = bytes((0x81, length))

@@ -9,11 +9,11 @@ The delete flags inside the archived segments may be newer than the cut. So a re
 with the flags in the member ``flags/...``, or clears them if there is no such member. A restored
 log file has its original ``size``, with zeros after the archived bytes.
 
-An incremental backup lacks the bytes that the receiver already has. The receiver reports each of
-its files with its length and *identity* (`identity_ranges`), which for a log file depends on the
-process of the shard (`run_of`). A file with the same identity is not sent. A log file is sent from
-the reported length on, as the member ``NAME@LENGTH``. In the manifest, ``kept`` is the number of
-bytes of a file that were not sent; the hash covers the other bytes.
+An incremental backup does not contain the bytes that the receiver already has. The receiver reports
+each of its files with its length and *identity* (`identity_ranges`), which for a log file depends
+on the process of the shard (`run_of`). A file with the same identity is not sent. A log file is
+sent starting at the reported length, as the member ``NAME@LENGTH``. In the manifest, ``kept`` is
+the number of bytes of a file that were not sent; the hash covers the other bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCK_BYTES: Final = 512
 IDENTITY_BYTES: Final = 4096
 END: Final = bytes(2 * BLOCK_BYTES)
 MODE: Final = 0o600
-# The names of all members but the manifest. None of them refers to a path outside the directory.
+# The names of all members except the manifest. None of them refers to a path outside the directory.
 NAME: Final = re.compile(
     r"meta|checkpoint/[0-9]{2,}/[0-9a-f]{16}\.ckpt|(?:flags|segment)/[0-9]{2,}/[0-9a-f]{10}\.seg"
     r"|wal/[0-9]{2,}/[0-9a-f]{16}\.wal|blob/[0-9]{2,}/[0-9a-f]+-[0-9a-f]+\.blob"
@@ -44,7 +44,7 @@ NAME: Final = re.compile(
 
 
 class ArchiveFile(NamedTuple):
-    """A part of a file to be archived: ``length`` bytes of ``path``, starting at ``offset``.
+    """Part of a file to be archived: ``length`` bytes of ``path``, starting at ``offset``.
 
     ``name`` is the name of the member. ``size`` is the size of the restored file, whose remaining
     bytes are zeros.
@@ -58,7 +58,8 @@ class ArchiveFile(NamedTuple):
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file in the manifest. ``bytes`` is its size, ``size`` is the size of the restored file.
+    """A file in the manifest. ``bytes`` is its archived size, and ``size`` is the size of the
+    restored file.
 
     ``kept`` is the number of its first bytes that were not sent, because the receiver has them.
     """
@@ -100,7 +101,7 @@ class _Version(msgspec.Struct):
 
 
 class BadManifest(Exception):
-    """The manifest is damaged, or it has another version."""
+    """The manifest is damaged or has a different version."""
 
 
 def sealed(manifest: Manifest) -> bytes:
@@ -128,8 +129,8 @@ def run_of(path: str, runs: Sequence[int]) -> bytes:
     """Return the bytes that precede the content of a file in its identity.
 
     For a log file this is the number of the shard's process, otherwise nothing. If a data directory
-    is replaced by an older copy, the shard may write other frames that end with the same bytes. But
-    this requires a restart of the shard, which changes the number.
+    is replaced with an older copy, the shard may write different frames that end with the same
+    bytes. However, this requires a restart of the shard, which changes the number.
     """
     if not path.startswith(LOG):
         return b""

@@ -32,7 +32,7 @@ assert _HEAD.size + _REST.size == HEADER_BYTES
 
 
 class BadBlob(Exception):
-    """The bytes are not the blob to which the log refers, or they are damaged.
+    """The bytes are damaged or are not the blob to which the log refers.
 
     ``offset`` is the position in the file where this was detected.
     """
@@ -53,7 +53,7 @@ def encode_header(topic_id: int, first_seq: int, body_len: int, crc: int) -> byt
 
 
 def check_header(header: bytes, file_length: int, topic_id: int, first_seq: int) -> tuple[int, int]:
-    """Check the header of a blob of this write.
+    """Check that the header belongs to the blob of this write.
 
     Returns the checksum of the header fields, as `body_crc`, and the expected checksum after the
     body. Raises `BadBlob` with the reason.

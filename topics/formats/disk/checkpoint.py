@@ -11,8 +11,8 @@
     40      8     body_len     bytes of all chunks
     48      ...   chunks       concatenated
 
-A chunk is a part of the body with its own checksum. A checkpoint is written and read chunk by
-chunk, so it is never completely in memory. A chunk:
+A chunk is a part of the body that has its own checksum. A checkpoint is written and read chunk by
+chunk, so it is never completely in memory. Layout of a chunk:
 
     offset  size  field        meaning
     0       4     body_len
@@ -37,7 +37,7 @@ The other items belong to topics:
     moved      ``id`` of its topic, ``moved``: keys of copies (``engine/moved_keys.py``)
 
 The ``config`` of a topic is an index into the configs of its chunk, because most topics have the
-same config. Keys that have their value in `USUAL` are omitted.
+same config. A key is omitted if its value is the one in `USUAL`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Item = dict[str, Any]
 
 
 class UnknownVersion(Exception):
-    """A checkpoint of a version that this program does not read."""
+    """The checkpoint has a version that this program does not read."""
 
 
 class CheckpointHeader(NamedTuple):

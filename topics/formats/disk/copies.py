@@ -4,8 +4,9 @@ little-endian.
 A FORWARD frame records the copies that routers with the same source and the same cursor have
 appended to their dests, and the new cursor of these routers. The frame contains the copied records
 once for all dests, as its *payload*, or it refers to earlier frames of the same log file that
-contain them. `Copier` renders the copies of one dest. A frame without runs (``record_count`` 0)
-only moves cursors, or skips seqs of the dests for records that the source has lost. Body:
+contain them. `Copier` renders the copies for one dest. A frame without runs (``record_count`` 0)
+only moves cursors, or skips seqs of the dests for records that the source has lost. Layout of the
+body:
 
     part     size       present when  meaning
     ext      ext_len    always        CBOR map
@@ -37,8 +38,8 @@ A row:
     8       4     topic_id   id of the dest
     12      8     first_seq  of the copies, or of the skipped seqs; 0: the dest has none in the log
 
-An index locates the copies of a dest by the LSN of the row. The LSN of a row modulo 4 is 2, and the
-LSN of a frame is a multiple of 8, so a reader can distinguish them. A run:
+An index locates the copies in a dest by the LSN of the row. The LSN of a row modulo 4 is 2, and the
+LSN of a frame is a multiple of 8, so a reader can distinguish them. Layout of a run:
 
     offset  size  field      meaning
     0       8     lsn        of the frame with the records (APPEND, or FORWARD with a payload), in
@@ -102,7 +103,7 @@ _MAYBE_STAMPED = re.compile(rb"_topics_router|\\")
 
 
 class BadCopies(ValueError):
-    """The bytes are not valid runs or not a valid body of a FORWARD frame.
+    """The bytes are not valid runs or not a valid FORWARD frame body.
 
     Also raised if they contradict the frames to which they refer.
     """
@@ -527,7 +528,7 @@ class _TextRun:
         self.texts = {ref: texts[ref - 1] if ref else b"" for ref in dict.fromkeys(refs)}
 
     def ends_after(self, begins: Sequence[int], key: bytes) -> list[int]:
-        """Return the offset after this member in each record. The member starts at ``begins``."""
+        """Return the offset after this member in each record. The members start at ``begins``."""
         lens = {ref: len(key) + len(text) if ref else 0 for ref, text in self.texts.items()}
         return [*map(add, begins, map(lens.__getitem__, self.refs))]
 
@@ -545,7 +546,7 @@ class _Texts:
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
         self.refs = array("I")
-        self.has_gaps = False  # whether a copy has no text
+        self.has_gaps = False  # true if a copy has no text
 
     def add(self, count: int, run: _TextRun) -> None:
         """Add the texts of the next copies, after ``count`` earlier copies."""
@@ -607,7 +608,7 @@ def _records(view: AbstractView, start: int, stop: int) -> tuple[bytes, Sequence
     heads, begins = _head(records, 0), [0, *ends[:-1]]
     if heads == _head(records, begins[-1]):
         # `$seq` and `$ts` never decrease. So if they have the same length in the first and the last
-        # record, they have it in all records in between.
+        # record, they have this length in all records in between.
         length = heads[1]
         return records, [begin + length for begin in begins], ends
     return records, [begin + _head(records, begin)[1] for begin in begins], ends

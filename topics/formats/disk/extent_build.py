@@ -1,7 +1,7 @@
 """Building of extents: encodes records as the bytes of one extent (layout: ``segment.py``).
 
-    `take` ... `take`    the blob, a part for each step
-    `tables`             the tables, after the last record
+    `take` ... `take`    return the blob, one part per step
+    `tables`             yields the tables, after the last record
 
 A step takes less than a millisecond, even on machines with slow memory.
 """
@@ -29,7 +29,7 @@ from topics.formats.disk.text_table import TextTable
 # The limits of one step.
 STEP_BYTES = 256 << 10
 STEP_SLICES = 32
-STEP_RECORDS = 512  # A record with a unique tag takes a microsecond.
+STEP_RECORDS = 512  # A record with a unique tag takes 1 us.
 STEP_PLAIN = 4096  # The limit for records without tag and node, which take a tenth of this time.
 _NODES, _TAGS, _METAS, _ONE_NODE = map(
     int, (RecordFlags.NODES, RecordFlags.TAGS, RecordFlags.METAS, RecordFlags.ONE_NODE)
@@ -66,7 +66,7 @@ class ExtentBuilder:
     def __init__(self, first_seq: int, bytes_max: int, records_max: int) -> None:
         self.first_seq, self._bytes_max, self._records_max = first_seq, bytes_max, records_max
         self.full = False
-        self.count = self.size = 0  # number of records and bytes in the blob
+        self.count = self.size = 0  # number of records in the blob, and its size in bytes
         self.flags = self.keys_len = 0
         self.first_ts = self.last_ts = 0
         self._ends = array("I")

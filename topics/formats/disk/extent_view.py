@@ -77,10 +77,10 @@ def _can_read_all(_begin: int, _end: int) -> bool:
 class ExtentView(AbstractView):
     """The records of an extent.
 
-    ``data`` is the complete file. ``checked`` means that the tables have been verified before.
-    ``fail`` creates the exception for damage from an offset in the file and a reason. ``can_read``
-    returns whether the bytes between two offsets of the file can be read. It is called once for the
-    tables and once for each chunk, and again after `renew`.
+    ``data`` is the complete file. ``checked`` is true if the tables have already been verified.
+    ``fail`` creates the exception for damage, given an offset in the file and a reason.
+    ``can_read`` returns whether the bytes between two offsets of the file can be read. It is called
+    once for the tables and once for each chunk, and again after `renew`.
     """
 
     __slots__ = (
@@ -118,7 +118,7 @@ class ExtentView(AbstractView):
     def renew(self) -> None:
         """Prepare the view for later reads: call ``can_read`` again for the tables and the chunks.
 
-        In the meantime the kernel may have removed pages of the file from memory. Raises the
+        In the meantime, the kernel may have evicted pages of the file from memory. Raises the
         exception of ``fail`` if the tables cannot be read.
         """
         start = self.entry.tables_at

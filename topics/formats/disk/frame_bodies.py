@@ -26,26 +26,27 @@ complete body is then in a blob file (``blob.py``), which was synced before the 
 
 DELETE: records deleted by a client, or jobs that have left their queue. If ``record_count`` is 0,
 there is no body, and all records below ``first_seq`` are deleted. Otherwise ``first_seq`` is 0, and
-the body has one row for each of ``record_count`` runs of seqs, in ascending order:
+the body has one row for each run of seqs, in ascending order. The number of rows is
+``record_count``:
 
     offset  size  field   meaning
     0       8     first   first seq of the run
     8       8     length  seqs in the run
 
-Flag DEAD_LETTERED means that the records were moved to a dead-letter topic, and are counted as
-such.
+The flag DEAD_LETTERED means that the records were moved to a dead-letter topic and are counted as
+dead-lettered.
 
 TOPIC: a topic was created or configured. ``first_seq`` is the highest reserved seq. At that time,
 no record in memory had a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
 
     key        value   meaning
-    name       text    of the topic
+    name       text    name of the topic
     epoch      int     the incarnation of the topic
     config     map     `TopicConfig`, by its field names
     head       int     last assigned seq
     last_ts    int     last assigned `$ts`
     start      int     first seq that no cause has removed
-    floors     array   as the body of FLOOR
+    floors     array   as in the body of a FLOOR frame
     losses     array   (first, last) of each range of seqs lost at a restart
     damaged    array   (first, last) of each range of seqs lost to damage
     trimmed    array   (first, last) of each range of seqs skipped for a router
@@ -55,7 +56,7 @@ LEASE: a change of the state of ``record_count`` jobs of a queue (§10.1). ``fla
 
     op  name      keys of ext  change
     1   CLAIMED   n u          leased to node "n" until "u", or the lease was extended to "u"
-    2   RELEASED  u e          claimable from "u" on; "e" is the error of a nack, if it has one
+    2   RELEASED  u e          can be claimed from "u"; "e" is the error in the nack, if any
     3   DYING     n            never delivered again; the move to the dead-letter topic "n" starts
 
 "u" is in milliseconds since 1970. Body of a LEASE frame:
@@ -66,8 +67,8 @@ LEASE: a change of the state of ``record_count`` jobs of a queue (§10.1). ``fla
     numbers     u64[count]  op 1          the numbers of their leases
     deliveries  u32[count]  always        number of deliveries of each job
 
-START: a process began to write the log. It replaces all earlier reservations of `$ts`: no record in
-memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
+START: a process has started to write the log. It replaces all earlier reservations of `$ts`: no
+record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``. Body:
 
     key   value  meaning
     boot  text   boot id of the machine; empty if unknown
@@ -89,17 +90,17 @@ body has a floor for each cause. Below this seq, the cause has removed records o
 TS_RESERVED: no record in memory has a `$ts` above ``ts_ms + TS_AHEAD_MS``.
 
 ROUTER_SET: a router was created or configured, in the log of the shard that owns all routers. It
-replaces an earlier router of the same name. Body:
+replaces an earlier router with the same name. Body:
 
     key        value  meaning
-    name       text   of the router
-    id         int    id of the router, never reused; a recreated router has another id
+    name       text   name of the router
+    id         int    id of the router, never reused; a recreated router has a new id
     config     map    `RouterConfig`, by its field names
     source_id  int    topic id of the source
     epoch      int    epoch of the source
     dest_id    int    topic id of the dest
     start      int    head of the source when the router was created
-    total      int    number of records that routers of this name forwarded under earlier ids
+    total      int    number of records that routers with this name forwarded under earlier ids
 
 ROUTERS_GONE: routers were removed. Body: an array of their ids.
 
@@ -154,7 +155,7 @@ class LeaseOp(IntEnum):
 
 
 class LeaseRows(NamedTuple):
-    """The content of a LEASE frame. Fields that its op does not use are empty or 0.
+    """The content of a LEASE frame. Fields that the op does not use are empty or 0.
 
     With op DYING, ``node`` is the name of the dead-letter topic.
     """

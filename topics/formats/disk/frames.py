@@ -7,14 +7,14 @@ Header:
     offset  size  field         meaning
     0       4     magic         "WF01"
     4       4     crc32c        of bytes 8..64 and the body, seeded with the file's salt
-    8       8     lsn           of this frame; must be the end of the previous frame
-    16      8     durable_lsn   the log was known to be synced up to here when the frame was made
+    8       8     lsn           LSN of this frame; must be the end of the previous frame
+    16      8     durable_lsn   the log was known to be synced up to here when the frame was built
     24      8     topic_id      0 if the frame does not belong to a topic
     32      8     first_seq     a seq, whose meaning depends on the kind
     40      8     ts_ms         milliseconds since 1970, signed
     48      4     body_len      without the padding
-    52      4     record_count  records of an APPEND frame, copies of each dest of a FORWARD frame,
-                                runs of a DELETE frame, jobs of a LEASE frame
+    52      4     record_count  number of records (APPEND), copies for each dest (FORWARD), runs
+                                (DELETE) or jobs (LEASE)
     56      4     ext_len       length of the CBOR item at the start of the body; in a LOST frame,
                                 length of the rows
     60      1     kind          `FrameKind`
@@ -44,7 +44,7 @@ assert FRAME.size == FRAME_HEADER_BYTES
 _HEAD = struct.Struct("<4sI")
 _TAIL = struct.Struct("<QQQQqIIIBBH")  # the part of the header that the checksum covers
 assert _HEAD.size + _TAIL.size == FRAME_HEADER_BYTES
-# The header fields that a read of records needs: magic, lsn, topic_id, first_seq, body_len,
+# The header fields that are needed to read records: magic, lsn, topic_id, first_seq, body_len,
 # record_count, ext_len, kind, flags.
 APPEND_FIELDS = struct.Struct("<4s4xQ8xQQ8xIIIBB2x")
 assert APPEND_FIELDS.size == FRAME_HEADER_BYTES
@@ -112,8 +112,8 @@ class Frame(NamedTuple):
     flags: int = 0
     ext_len: int = 0
     parts: Sequence[Buffer] = ()
-    # The size of the records outside the frame that sealing the frame adds to a segment. It is not
-    # encoded.
+    # The size of the records outside the frame that are added to a segment when the frame is
+    # sealed. It is not encoded.
     named_bytes: int = 0
 
     @property
@@ -169,7 +169,9 @@ def check_frame(data: memoryview, offset: int, lsn: int, seed: int) -> FrameHead
 
 
 def magics_from(data: memoryview, offset: int) -> Iterator[int]:
-    """Yield the offsets of possible frames, including damaged ones, relative to ``offset``."""
+    """Yield the offsets, relative to ``offset``, at which a frame may begin, including damaged
+    frames.
+    """
     rest = bytes(data[offset:])
     at = rest.find(FRAME_MAGIC)
     while at >= 0:

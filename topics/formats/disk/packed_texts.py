@@ -1,4 +1,4 @@
-"""Packed texts: stores many sorted JSON strings, sixteen in each bytes object.
+"""Packed texts: stores many sorted JSON strings, sixteen per bytes object.
 
 Packed texts are used for texts that stay in memory for some time. The garbage collector follows
 every reference of a new list once or twice. This takes 5 ms for 65,536 texts and blocks the loop of

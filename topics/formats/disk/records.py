@@ -8,16 +8,16 @@
     meta_lens  u32[count]  flag METAS    length of the record's `,"meta":META`, 0: none
     blob       the rest    always        rendered records, each followed by a comma
 
-"k" is the write's idempotency key. Nodes and tags are JSON strings, as bytes. Flag DELAYS means
-that there are delays: a u64 for each record, the time at which it is due as a job, in milliseconds
-since 1970, or 0 if it is due immediately. An extent of a segment has no delays. A rendered record
-is the JSON object that readers receive:
+"k" is the write's idempotency key. Nodes and tags are JSON strings, as bytes. The flag DELAYS means
+that there are delays, with a u64 for each record: the time at which the record is due as a job, in
+milliseconds since 1970, or 0 if it is due immediately. An extent of a segment has no delays. A
+rendered record is the JSON object that readers receive:
 
     {"$seq":7,"$ts":1748450000123,"$node":"a","$tag":"t","data":DATA,"meta":META}
 
 So a read of many records is one slice of the blob. Members must be cut out of records only for a
-reader that requests fewer members. Flag ONE_NODE means that every record has the first node of "n".
-This is common, because most batches have one writer, and it saves the table of node refs.
+reader that requests fewer members. The flag ONE_NODE means that every record has the first node of
+"n". This is common, because most batches have one writer, and it saves the table of node refs.
 ``rendering.py`` writes this layout. The views in this module read it in place.
 """
 
@@ -36,7 +36,8 @@ from topics.formats.buffers import Buffer
 from topics.formats.json_text import json_string
 from topics.formats.ranges import IndexRun
 
-# The maximum length of a record up to the end of its `$ts`, with 20 digits for seq and time each.
+# The maximum length of a record up to the end of its `$ts`, with 20 digits each for the seq and the
+# time.
 _HEAD_MAX = len(b'{"$seq":,"$ts":,') + 20 + 20
 _NODE_LEN, _TAG_LEN = len(b',"$node":'), len(b',"$tag":')
 _KEY = cbor2.dumps("k")  # the first key of the ext map if the write has an idempotency key
@@ -108,11 +109,11 @@ class AbstractView:
         raise NotImplementedError
 
     def _node_lens(self, refs: Sequence[int]) -> list[int]:
-        """Return the length of each node as a JSON string, 0 for ref 0."""
+        """Return the length of each ref's node as a JSON string. The length for ref 0 is 0."""
         raise NotImplementedError
 
     def _tag_lens(self, refs: Sequence[int]) -> list[int]:
-        """Return the length of each tag as a JSON string, 0 for ref 0."""
+        """Return the length of each ref's tag as a JSON string. The length for ref 0 is 0."""
         raise NotImplementedError
 
     def tagged(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
@@ -144,7 +145,7 @@ class AbstractView:
         return records, [end - first for end in ends] if first else ends
 
     def fit(self, start: int, stop: int, budget: int) -> int:
-        """Return the index after the last record that fits into ``budget`` bytes.
+        """Return the index after the last record that still fits into ``budget`` bytes.
 
         The records are counted from ``start``, and at most up to ``stop`` (exclusive).
         """
@@ -212,9 +213,9 @@ class AbstractView:
     ) -> list[tuple[int, bytes]]:
         """Return ``(index, rendered)`` of each record in the range that the reader receives.
 
-        Records of ``nodes`` are omitted, and members that the reader excludes are cut out. ``dead``
-        has a byte for every record of the view; records with value 1 are omitted. If data is
-        excluded, meta is excluded, too.
+        Records whose node is in ``nodes`` are omitted, and members that the reader excludes are
+        removed. ``dead`` has a byte for each record in the view; records with value 1 are omitted.
+        If data is excluded, meta is excluded, too.
         """
         flags = self.flags
         skipped = self._refs_of(nodes) if nodes else frozenset[int]()
@@ -337,8 +338,9 @@ class RecordsView(AbstractView):
         return decode_delays(self.body[: self.ext_len]) if self.flags & _DELAYS else []
 
     def all_records(self) -> memoryview:
-        """As `AbstractView.all_records`. Most reads call it, so it does not read the table of
-        ends."""
+        """Return all records unchanged, joined by commas. Most reads call this method, so it does
+        not read the table of ends.
+        """
         return self.body[self.ext_len + 4 * self.count * (1 + (self.flags & 7).bit_count()) : -1]
 
     def part(self, begin: int, end: int) -> memoryview:
@@ -404,7 +406,7 @@ def decode_delays(ext: Buffer) -> list[int]:
 
 
 def blob_bytes(body_len: int, ext_len: int, count: int, flags: int) -> int:
-    """Return the size of the blob in a body with these properties."""
+    """Return the size of the blob in a body that has these properties."""
     return body_len - ext_len - 4 * count * (1 + (flags & 7).bit_count())
 
 

@@ -2,9 +2,9 @@
 
 A record is written once and read many times. So the log contains records in the form in which
 readers receive them, including `$seq` and `$ts`, each followed by a comma. A page for a reader
-consists of slices of mapped files. Rendering during a read would take 0.3 us for each record, which
-is more than all other work of a read of 1,000 records. Rendering when a log file is sealed would be
-too late, because the newest records are read most often.
+consists of slices of mapped files. Rendering during a read would take 0.3 us per record. For a read
+of 1,000 records, this is more than all other work. Rendering when a log file is sealed would be too
+late, because the newest records are read most often.
 
 A usual write is rendered in one step, and each payload is copied once. A streamed append is
 rendered run by run; its flags, ext and tables are computed for the complete write first.

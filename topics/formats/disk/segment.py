@@ -17,7 +17,7 @@ Header:
     0       8     magic         "TPSEG001"
     8       4     version       2
     12      4     shard         the shard that writes it
-    16      8     number        of the segment: the file's name
+    16      8     number        number of the segment, as in the file's name
     24      8     base          LSN at which the sealed part of the log starts
     32      8     end           LSN at which it ends
     40      4     crc32c        of bytes 0..40
@@ -29,9 +29,9 @@ Trailer:
     0       8     magic         "TPSEGEND"
     8       8     directory_at  offset of the directory
     16      8     flags_at      offset of the delete flags
-    24      8     record_count  of all extents
+    24      8     record_count  number of records in all extents
     32      8     file_length
-    40      4     entry_count   of the directory
+    40      4     entry_count   number of entries in the directory
     44      4     directory_crc crc32c of the directory
     48      12    zero
     60      4     crc32c        of bytes 0..60
@@ -83,9 +83,9 @@ The tables that follow the head:
     keys          keys_len            always      CBOR array of [idempotency key, first_seq, count,
                                                   $ts], one for each write with a key
 
-If a text starts with a prefix, its JSON string starts with the JSON string of the prefix without
-the closing quote, and the reverse is also true. So the tags with a common prefix are adjacent, and
-so are their postings.
+A text starts with a prefix if and only if its JSON string starts with the JSON string of the
+prefix, excluding the closing quote. So the tags with a common prefix are adjacent, and so are their
+postings.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ _ENTRY = struct.Struct("<QQQQQqqIIIIII")
 _TABLES_HEAD = struct.Struct("<IIIIIII4x")
 _CRC = struct.Struct("<I")
 assert _HEADER.size == 40
-HEADER_USED_BYTES = _HEADER.size + _CRC.size  # The rest of the header is zero.
+HEADER_USED_BYTES = _HEADER.size + _CRC.size  # The remaining bytes of the header are zero.
 assert _TRAILER.size + _CRC.size == TRAILER_BYTES
 assert _ENTRY.size == ENTRY_BYTES
 assert _TABLES_HEAD.size == TABLES_HEAD_BYTES
 
 
 class BadSegment(Exception):
-    """The bytes are not a segment of this version, or they are damaged.
+    """The bytes are damaged or are not a segment of this version.
 
     ``offset`` is the position in the file where this was detected.
     """
@@ -201,7 +201,7 @@ class ExtentKey(NamedTuple):
 
 
 def padding(length: int, alignment: int = PAGE_BYTES) -> int:
-    """Return the number of zeros that follow ``length`` bytes to reach the alignment."""
+    """Return the number of zeros that must follow ``length`` bytes to reach the alignment."""
     return -length % alignment
 
 

@@ -30,11 +30,11 @@ from topics.formats.disk.segment import (
 )
 
 # The maximum size of an extent. A topic with more records gets several extents, because every read
-# of an extent must first read and check all of its tables.
+# from an extent must first read and check all of its tables.
 EXTENT_BYTES = 64 << 20
 EXTENT_RECORDS = 1 << 16
 STEP_EXTENTS = 256  # the maximum number of extents whose flags or entries are encoded in one step
-STEP_FLAGS = 1024  # An extent with more flags than this ends a step.
+STEP_FLAGS = 1024  # A step ends after an extent with more flags than this.
 
 
 class ExtentSource(NamedTuple):

@@ -15,9 +15,9 @@ from itertools import accumulate, islice
 from topics.formats.disk.packed_texts import PackedTexts
 from topics.formats.disk.records import Texts
 
-STEP_ROWS = 4096  # rows of a table that are processed in one step
-STEP_TEXTS = 512  # texts that are merged in one step
-RUN_TEXTS = 1024  # texts that are sorted in one step
+STEP_ROWS = 4096  # number of table rows that are processed in one step
+STEP_TEXTS = 512  # number of texts that are merged in one step
+RUN_TEXTS = 1024  # number of texts that are sorted in one step
 
 
 class TextTable:

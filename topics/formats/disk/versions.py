@@ -43,5 +43,5 @@ def other_version(head: Buffer) -> str:
 
 
 def unknown(found: int, known: int) -> str:
-    """Return the message for a file with another version."""
+    """Return the message for a file that has a different version."""
     return f"has format version {found}; this program reads version {known}"

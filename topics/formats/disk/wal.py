@@ -2,19 +2,20 @@
 
 A log is an unbounded sequence of frames (``frames.py``). The *LSN* of a frame is the number of
 frame bytes before it, including padding. The log is stored in several files. Each file starts at
-the LSN where the previous file ends, so a missing file is detected. File header, 4096 bytes:
+the LSN at which the previous file ends, so a missing file is detected. Layout of the file header
+(4096 bytes):
 
     offset  size  field    meaning
     0       8     magic    "TPWAL001"
     8       4     version  2
     12      4     shard    the shard that writes the file
     16      8     base     LSN of the first frame
-    24      8     salt     random number of the file, which seeds the checksums of its frames
+    24      8     salt     random number that seeds the checksums of the file's frames
     32      8     size     allocated size of the file; a file with fewer bytes was truncated
     40      4     crc32c   of bytes 0..40
     44      4052  zero
 
-A recycled file may contain frames of its previous use. Because the file now has a different salt,
+A recycled file may contain frames from its previous use. Because the file now has a different salt,
 their checksums do not match, and they are not mistaken for frames of this log.
 """
 

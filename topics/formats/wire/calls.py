@@ -61,12 +61,12 @@ attachment of the response:
 A result describes the outcome of a call. It never contains an HTTP status, because the front
 chooses the status.
 
-Field names that several calls share:
+Fields that several calls share:
 
     topic     name of the topic, which the receiving shard owns
-    at        monotonic time in ns at which the front had the complete request; the times in the
-              performance block of the response start there
-    prefixes  prefixes of the names that the caller's API key may create or see; None: all names
+    at        monotonic time in ns at which the front had received the complete request; the
+              durations in the response's performance block start at this time
+    prefixes  prefixes of the names that the caller's API key may use; None: all names
     epoch     incarnation of the topic
     feed      number of the feed, chosen by the front
     work      number of the work stream, chosen by the front
@@ -101,24 +101,25 @@ class AppendOutcome(IntEnum):
     FAILED = 2
 
 
-# An outcome is sent as one byte. The low bits are the outcome, the high bits are the band of the
-# topic's priority.
+# An outcome is sent as one byte. The low bits are the outcome, and the high bits are the topic's
+# priority band.
 _OUTCOME_BITS: Final = 4
 _OUTCOME_MASK: Final = (1 << _OUTCOME_BITS) - 1
 
 
 def outcome_byte(outcome: int, band: int) -> int:
-    """Return the byte of a request in ``AppendResult.outcomes``."""
+    """Return the byte for a request in ``AppendResult.outcomes``."""
     return band << _OUTCOME_BITS | outcome
 
 
 def outcome_in(byte: int) -> int:
-    """Return the `AppendOutcome` in a byte of `outcome_byte`."""
+    """Return the `AppendOutcome` in a byte that `outcome_byte` has returned."""
     return byte & _OUTCOME_MASK
 
 
 def band_in(byte: int) -> int:
-    """Return the priority band in a byte of `outcome_byte` (`topics.engine.priority`).
+    """Return the priority band (`topics.engine.priority`) in a byte that `outcome_byte` has
+    returned.
 
     The front uses it to weigh later writes to the topic. If a request failed because the topic does
     not exist, it is the band of a new topic.
@@ -138,7 +139,7 @@ class AppendParams(NamedTuple):
     prefixes: list[str] | None
     at: int
     lengths: Sequence[int] | None = None  # bytes of each body; None: n = 1
-    parked_ms: float = 0.0  # how long the front delayed the request in favor of other requests
+    parked_ms: float = 0.0  # time for which the front delayed the request in favor of others
     may_configure: bool = True  # whether the caller's API key may configure topics
     ats: Sequence[int] | None = None  # ``at`` of each request; None: it is the same for all
 
@@ -174,7 +175,7 @@ class DiffResult(NamedTuple):
 
 
 class DiffAheadParams(NamedTuple):
-    """Read up to ``page_count`` pages in advance, before a client requests them."""
+    """Read up to ``page_count`` pages before a client requests them."""
 
     topic: str
     page_count: int
@@ -282,7 +283,9 @@ class UnclaimedParams(NamedTuple):
 
 
 class LeasesParams(NamedTuple):
-    """List up to ``limit`` leases with seqs above ``after``, of ``node`` or of all nodes (None)."""
+    """List up to ``limit`` leases with seqs above ``after``. If ``node`` is not None, list only its
+    leases.
+    """
 
     topic: str
     after: int
@@ -310,7 +313,7 @@ class RedriveParams(NamedTuple):
 
 
 class WorkOpenParams(NamedTuple):
-    """Open a work stream: lease up to ``max_jobs`` jobs at a time to it, and send them.
+    """Open a work stream, to which the shard leases and sends up to ``max_jobs`` jobs at a time.
 
     If ``lease_ms`` is None, the topic's config determines the duration of the leases.
     """
@@ -405,10 +408,11 @@ class CascadeResult(NamedTuple):
 
 
 class EndpointParams(NamedTuple):
-    """Look up the source or the dest of a router. ``create``: create the topic if it is missing.
+    """Look up the source or the dest of a router. ``create``: create the topic if it does not
+    exist.
 
-    Until ``place_until_ms`` (CLOCK_MONOTONIC), the caller reserves a slot for the new topic under
-    the maximum number of topics of the server.
+    Until ``place_until_ms`` (CLOCK_MONOTONIC), the caller reserves a slot for the new topic within
+    the server's maximum number of topics.
     """
 
     topic: str
@@ -425,16 +429,16 @@ class EndpointResult(NamedTuple):
 
 
 class RouterRow(NamedTuple):
-    """A router, as it is sent to the shards of its source and its dest.
+    """A router in the form in which it is sent to the shards of its source and its dest.
 
     A row is received as an array. The receiver converts it with ``RouterRow._make(row)``.
     """
 
-    id: int  # A router that is recreated, or gets another source or dest, gets a new id.
+    id: int  # A router that is recreated, or gets a different source or dest, gets a new id.
     name: str
     source: str
     source_id: int
-    epoch: int  # of the source
+    epoch: int  # epoch of the source
     dest: str
     dest_id: int
     start_seq: int  # head of the source at creation; the records after it are forwarded
@@ -442,8 +446,8 @@ class RouterRow(NamedTuple):
     preserve_tag: bool
     filter: Sequence[str] | None  # op, text
     exactly_once: bool
-    is_cyclic: bool  # It is part of a cycle of routers, so the hops of its records are limited.
-    base_total: int = 0  # number of records that routers of this name forwarded under earlier ids
+    is_cyclic: bool  # The router is part of a cycle, so the hops of its records are limited.
+    base_total: int = 0  # records that routers with this name forwarded under earlier ids
 
 
 class RouterSyncParams(NamedTuple):
@@ -515,8 +519,8 @@ class ForwardStatus(IntEnum):
     """The outcome of a forward for one router."""
 
     DONE = 0
-    BEHIND = 1  # The dest has another cursor, or the records are no longer at their locations.
-    FULL = 2  # The dest has appended the copies for which it has capacity.
+    BEHIND = 1  # The dest has a different cursor, or the records are no longer at their locators.
+    FULL = 2  # The dest has appended only the copies for which it has capacity.
     NO_DEST = 3  # The dest was deleted, or was deleted and recreated.
     BUSY = 4  # An earlier forward is in progress, or the log cannot accept frames now.
 
@@ -602,7 +606,7 @@ class BackupBegun(NamedTuple):
     ``flags`` lists the delete flags of its segments, which must be copied before the cut.
     """
 
-    flags: Sequence[Any]  # for each file, the fields of `backup_archive.ArchiveFile`
+    flags: Sequence[Any]  # the fields of `backup_archive.ArchiveFile`, for each file
     files: Sequence[Any]  # likewise
 
 
@@ -654,7 +658,7 @@ class FeedOpenResult(NamedTuple):
 
 
 class FeedReadParams(NamedTuple):
-    """Read a page for a reader whose cursor is before the pages of its feed."""
+    """Read a page for a reader whose cursor is below the pages of its feed."""
 
     topic: str
     view: Sequence[Any]  # the fields of `FeedView`
@@ -676,9 +680,9 @@ class FeedReadResult(NamedTuple):
 
 
 class FeedPageParams(NamedTuple):
-    """A page of a feed: the records above ``from_seq`` up to and including ``to_seq``.
+    """A feed page: the records above ``from_seq`` up to and including ``to_seq``.
 
-    ``tombstone`` is a tombstone in its JSON form. ``band`` is the band of the topic's priority.
+    ``tombstone`` is a tombstone in its JSON form. ``band`` is the topic's priority band.
     ``is_awaited``: the shard sends no further page before the front has acknowledged one.
     """
 
@@ -702,10 +706,10 @@ class FeedEndedParams(NamedTuple):
 
 
 class FeedParams(NamedTuple):
-    """The feed of an acknowledgment (`FEED_TAKEN`) or of a close request (`FEED_CLOSE`).
+    """The feed to which an acknowledgment (`FEED_TAKEN`) or a close request (`FEED_CLOSE`) refers.
 
     After an acknowledgment of a page, the shard may send another one. The front closes a feed that
-    has no readers left.
+    no longer has readers.
     """
 
     feed: int

@@ -1,11 +1,11 @@
 """Typed calls and events: the params and the result of each subject, and their encoding.
 
-A `Call` is a request with one response, an `Event` is a message without a response. The params of
+A `Call` is a request with one response. An `Event` is a message without a response. The params of
 both and the result of a call are NamedTuples. A NamedTuple is sent as an array of its fields in
 order, so a message contains no field names. The receiver creates the NamedTuple from the array.
 
 Both processes run the same version of this program, so an array always contains all fields, and its
-length is not checked. Default values only allow the sender's code to omit fields.
+length is not checked. The default values only allow the sender's code to omit fields.
 
 Values in params and results are not converted: a nested tuple is received as a list.
 """

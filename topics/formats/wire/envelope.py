@@ -33,8 +33,8 @@ Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ErrorCode(IntEnum):
-    """Codes of failures (`decisions/0003` §7): 1000 to 1099 protocol, 1100 to 1199 runtime, from
-    2000 application. `MessageRouter` sends the listed codes.
+    """Failure codes (`decisions/0003` §7): 1000 to 1099 for the protocol, 1100 to 1199 for the
+    runtime, and from 2000 for the application. `MessageRouter` sends the listed codes.
     """
 
     # never renumber, only add

@@ -90,7 +90,7 @@ class Assembler:
         self._have = 0  # number of bytes in _parts
         self._need = 0  # size of the incomplete message, or of its header, if that is incomplete
         self.damaged = False
-        """Whether the stream contains invalid bytes. It cannot be used any longer in this case."""
+        """Whether the stream contains invalid bytes. In that case, it can no longer be used."""
 
     def feed(self, data: bytes) -> list[Message]:
         """Add bytes of the stream, and return the messages that they complete, in order."""
@@ -99,7 +99,7 @@ class Assembler:
             self._have += len(data)
             if self._have < self._need:
                 return []
-            # Join only when a header or a message is complete, so that bytes are not copied anew
+            # Join only when a header or a message is complete, so that bytes are not copied again
             # for each fragment.
             data = b"".join(self._parts)
             self._parts.clear()
@@ -136,4 +136,6 @@ class Assembler:
 
 
 _SUBJECTS: dict[bytes, str] = {}
-"""Cache of subjects by their bytes. It stays small, because both ends use the same few dozen."""
+"""Cache of subjects, keyed by their bytes. It stays small, because both ends use the same few dozen
+subjects.
+"""

@@ -2,16 +2,16 @@
 each route.
 
     admitted head, body --> head written here --> H11Protocol --> Quart --> view
-                 response <-- body of the response, its status and fields <----'
+                 response <-- response body, status and header fields <--------'
 
 It serves requests that the data plane has read and admitted. Hypercorn gets a head that this module
 writes: method, path as matched by the route table, and a fixed Host. The request and its body are
 passed separately, as an `AdminCall` in the ASGI scope. The data plane sends the response with its
 own head.
 
-No bytes from a client may reach Hypercorn. So no message is parsed twice, and Hypercorn gets no
-upgrade and no malformed request that it would respond to itself. No part of a head that Hypercorn
-writes may reach a client.
+No bytes from a client may reach Hypercorn. So no message is parsed twice, and Hypercorn never gets
+an upgrade or a malformed request, to which it would respond itself. No part of a head that
+Hypercorn writes may reach a client.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def make_app(dispatcher: Dispatcher, views: Mapping[Route, View]) -> App:
 
 
 def _shielded(app: QuartTrio) -> App:
-    """Let the application send each message of a response completely.
+    """Wrap the application so that it sends each response message completely.
 
-    Hypercorn 0.18 sends ``http.disconnect`` while it still handles the last body message.
+    Hypercorn 0.18 sends ``http.disconnect`` while it is still handling the last body message.
     Quart-trio 0.12 then cancels its nursery, and with it the handling of that message. So messages
     are sent in a shielded scope. Sending a message never waits for the client.
     """

@@ -1,4 +1,4 @@
-"""Leases and redrives of queues (§10).
+"""Queue leases and redrives (§10).
 
 GET    /v0/topics/:topic/leases   ?page_size ?cursor ?node
 POST   /v0/topics/:topic/redrive

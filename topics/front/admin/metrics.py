@@ -1,4 +1,4 @@
-"""Metrics (§8.3): the Prometheus text format, or the same values as JSON.
+"""Metrics (§8.3), in the Prometheus text format or as JSON.
 
     GET   /v0/metrics, /metrics    Accept: application/json
 
@@ -6,11 +6,11 @@ The counters of all processes are stored on the board, and their states and sett
 available while the shards are down. So a page can be served in any state of the shards, and during
 the drain.
 
-The rows of single topics and routers are requested from all shards concurrently. A shard that is
-down or has not responded within `READ_MAX_S` is omitted. The gauge
+The rows for individual topics and routers are requested from all shards concurrently. A shard that
+is down or has not responded within `READ_MAX_S` is omitted. The gauge
 ``topics_topic_metrics_truncated`` is 1 if any topic may be missing. A shard scans all its names for
 one page, so only a few pages are read concurrently. If there are many concurrent requests, many of
-them get no rows.
+the responses contain no rows.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from topics.front.media import prefers_json
 from topics.front.request import listed
 from topics.front.route import Route
 
-STEP_NS: Final = 1_000_000  # time after which other tasks run
-# Seconds that a page waits for the shards.
+STEP_NS: Final = 1_000_000  # other tasks run after each such interval
+# Maximum time that a page waits for the shards, in seconds.
 READ_MAX_S: Final = 1.0
 # The settings that the metric ``topics_limit_max`` reports.
 CAPS: Final = (
     *("max_topics", "max_routers", "max_total_bytes", "max_watch_sessions"),
     *("max_sse_connections", "max_sse_connections_per_key", "max_inflight_per_key"),
 )
-# The fields of a row after its name, in order.
+# The fields that follow the name in a row, in order.
 TOPICS: Final = {
     "head_seq": ("topic_head_seq", GAUGE, "Highest assigned seq."),
     "earliest_seq": ("topic_earliest_seq", GAUGE, "Lowest readable seq."),
@@ -117,7 +117,7 @@ async def _joined(pieces: Iterator[bytes]) -> bytes:
     return b"".join(made)
 
 
-# Metrics of the server
+# Server metrics
 
 
 def server_families(context: RouteContext) -> Iterator[MetricFamily]:
@@ -177,7 +177,7 @@ def _states_text(states: type[FrontState] | type[ShardState]) -> str:
     return ", ".join(f"{state.value}: {state.name.lower()}" for state in states) + "."
 
 
-# Metrics of single topics and routers
+# Metrics for individual topics and routers
 
 
 async def _call_all(context: RouteContext, params: MetricsParams) -> list[MetricsResult]:
@@ -225,7 +225,7 @@ def _families(
 
     A field that is None has no series.
     """
-    # Each shard returns its first names, so the first ``most`` names of all shards are complete.
+    # Each shard returns its first names in order, so the first ``most`` names overall are complete.
     rows = sorted(chain.from_iterable(rows for rows, _ in parts), key=itemgetter(0))
     is_truncated = is_truncated or len(rows) > most or any(truncated for _, truncated in parts)
     names, *values = zip(*rows[:most], strict=True) if rows else [()] * (1 + len(columns))

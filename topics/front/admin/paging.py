@@ -1,4 +1,4 @@
-"""Pages of lists: their size and their cursors.
+"""Paging of lists: page sizes and cursors.
 
 A cursor is the last name or seq of the previous page, as URL-safe base64 of ``{"after": ...}``
 without padding. It is opaque to clients.
@@ -21,7 +21,7 @@ from topics.front.queries import Parameter, integer
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
-CURSOR_MAX = 512  # characters; the cursor for the longest name has 360
+CURSOR_MAX = 512  # characters; the cursor for the longest name has 360 characters
 Seq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 T = TypeVar("T")
 
@@ -41,13 +41,13 @@ class Cursor(msgspec.Struct, Generic[T], forbid_unknown_fields=True):
 
 
 class Cursors(Generic[T]):
-    """The cursors of one kind of list."""
+    """Encodes and decodes the cursors of one kind of list."""
 
     def __init__(self, kind: type[Cursor[T]]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
 
     def encode(self, after: T) -> str:
-        """Return the cursor of the page after ``after``."""
+        """Return the cursor for the page that follows ``after``."""
         document = msgspec.json.encode(Cursor(after))
         return base64.urlsafe_b64encode(document).rstrip(b"=").decode("ascii")
 

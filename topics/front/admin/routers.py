@@ -5,9 +5,9 @@
     GET      /v0/routers           ?prefix ?source ?dest ?page_size ?cursor
     DELETE   /v0/routers/:router
 
-One shard owns all routers (`calls.ROUTER_OWNER`, the shard of requests without a topic). It decodes
-the body, and refuses a router whose source or dest is outside the key's prefixes. The guard has
-checked the router's own name.
+One shard owns all routers (`calls.ROUTER_OWNER`, which is also the shard for requests without a
+topic). It decodes the body, and refuses a router whose source or dest is outside the key's
+prefixes. The guard has checked the router's own name.
 """
 
 from __future__ import annotations

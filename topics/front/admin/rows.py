@@ -43,7 +43,7 @@ ROUTER_LIST = Route(
     *("GET", "/v0/routers", "router.list", Scope.READ),
     parameters=(PREFIX, SOURCE, DEST, paging.SIZE, NAME_CURSOR),
 )
-# Prometheus requests /metrics by default.
+# By default, Prometheus requests /metrics.
 METRICS, METRICS_AT_ROOT = (
     Route("GET", path, "metrics", Scope.READ, negotiates=True, answers_in_drain=True)
     for path in ("/v0/metrics", "/metrics")

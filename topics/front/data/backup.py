@@ -49,7 +49,7 @@ def changes(
 async def _begin(context: RouteContext, request: Request, body: Buffer | None) -> Answer:
     """Return the response that starts the backup, after all shards have pinned their files.
 
-    ``body`` lists the files that the client has. It is None for a complete backup.
+    ``body`` lists the files that the client has. It is None for a full backup.
     """
     if request.principal.prefixes is not None:
         raise Forbidden("a backup contains all topics, but the key is limited to its prefixes")

@@ -2,13 +2,13 @@
 
     begin: all shards pin --> flags --> all hold, all cut, all resume --> files --> all confirm
        |                        |  one tar, in chunks, at the speed of its client          |
-       '-- a shard cannot: 503  '-- any failure, drain: aborted                            v
+       '-- if a shard fails: 503  '-- on a failure or a drain: aborted                     v
                                                                         manifest, last chunk
 
 The shards return the files, and the byte range of each file, that belong to the backup. A thread
-with low priority reads and hashes them. They are sent slowly while other clients send requests. An
-aborted backup must be recognizable: HTTP clients detect that the last chunk is missing, and a tar
-that contains no manifest is not a backup.
+with low priority reads and hashes them. They are sent slowly while other clients are sending
+requests. An aborted backup must be recognizable: HTTP clients detect that the last chunk is
+missing, and a tar that contains no manifest is not a backup.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ log = structlog.get_logger()
 
 # Several attempts to cut the logs are needed if a move between topics takes longer than a hold.
 CUT_ATTEMPTS_MAX: Final = 10
-PAUSE_S: Final = 0.5  # between two attempts
-READ_AHEAD_CHUNKS: Final = 8  # chunks that were read and have not been sent
-# The rate while other clients send requests. Reading, hashing and sending take 4 ms per MiB.
+PAUSE_S: Final = 0.5  # pause between two attempts to cut the logs
+READ_AHEAD_CHUNKS: Final = 8  # chunks that have been read but not sent
+# The rate while other clients are sending requests. Reading, hashing and sending take 4 ms per MiB.
 BUSY_BYTES_PER_S: Final = 32 << 20
-# The nice value of the thread that reads.
+# The nice value of the reader thread.
 READER_NICENESS: Final = 15
 
 
 class BackupSlots:
-    """The backups of a front: at most one at a time, and the number of each outcome."""
+    """The single backup slot of a front, and counts of successful and failed backups."""
 
     def __init__(self) -> None:
         self.slots = Slots("another backup is in progress", in_all=Cap("max_backups", 1))
@@ -111,7 +111,7 @@ class Backup:
         """Let the shards release their files, and permit another backup. Safe to call twice."""
         if not self._is_done:
             self._is_done = True
-            # A stalled shard receives this when it continues.
+            # A stalled shard receives this message when it resumes.
             for shard in range(self._shards.count):
                 self._shards.notify(shard, BACKUP_ABANDONED, self._params)
             self._backups.slots.release()
@@ -151,7 +151,7 @@ class Backup:
     async def _send_all(
         self, request: Request, connection: Connection, pieces: Iterator[bytes]
     ) -> None:
-        """Send the bytes that a thread reads.
+        """Send the bytes that the reader thread produces.
 
         Raise the exceptions of the thread, or `TopicsError`.
         """

@@ -4,7 +4,7 @@
 
 The page requests all data from `/v0`, with the key of its user. The files contain no data, so they
 need no key, even with TOPICS_PROBE_AUTH: a browser has no key before the page is loaded. With
-TOPICS_CONSOLE=off the paths do not exist.
+TOPICS_CONSOLE=off, requests for these paths return 404.
 """
 
 from __future__ import annotations

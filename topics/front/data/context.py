@@ -24,7 +24,7 @@ from topics.front.live.watches import Watches
 from topics.front.pressure.pressure import Pressure
 from topics.front.request import Body, Request
 
-METRIC_READS_MAX = 4  # concurrent reads of metrics by one front
+METRIC_READS_MAX = 4  # maximum number of metrics pages that one front reads concurrently
 
 
 @dataclass(frozen=True, slots=True)

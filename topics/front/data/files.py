@@ -3,7 +3,7 @@
     GET, If-None-Match: the ETag that the client has --> 304, or 200 with the file
 
 Each file has its own route. A path that a client has sent must never be used as a file path. The
-ETag is derived from the content, and the gzipped form has another ETag.
+ETag is derived from the content. The gzipped form has a different ETag.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ VARY: Final = (b"vary", b"accept-encoding")  # compression also adds it
 
 
 class File(NamedTuple):
-    """A file as it is served. ``headers`` are the header fields in addition to the ETag."""
+    """A file in the form in which it is served. ``headers`` are the header fields in addition to
+    the ETag.
+    """
 
     content: bytes
     digest: bytes

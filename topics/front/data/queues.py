@@ -7,9 +7,9 @@
     GET    /v0/topics/:topic/work     ?node ?max ?lease_ms     §10.8, an event stream; ``?token=``
                                                                instead of a header
 
-The shard decodes all bodies. Leases whose response does not reach the client are released: by
-`queue.unclaimed` if the response cannot be sent, or if it is ready after the client has
-disconnected, and by `work.close` when a stream ends. A response that the client's kernel has
+The shard decodes all bodies. Leases whose response does not reach the client are released.
+`queue.unclaimed` releases them if the response cannot be sent or is ready only after the client has
+disconnected. `work.close` releases them when a stream ends. A response that the client's kernel has
 accepted counts as received.
 """
 
@@ -103,7 +103,7 @@ async def _open(context: RouteContext, request: Request) -> Answer:
     max_jobs = clamped_max_jobs(query[MAX_JOBS], context.limits)
     lease_ms = None if lease_ms is None else clamped_lease_ms(lease_ms)
     if not accepts_events(request.head.joined(b"accept")):
-        raise NotAcceptable("the response is text/event-stream")
+        raise NotAcceptable("this route only returns text/event-stream, which Accept excludes")
     context.pressure.check_stream(
         request.principal.digest, f"work/{request.topic}", [request.topic], request.shard
     )

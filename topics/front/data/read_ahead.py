@@ -6,13 +6,13 @@ The requests of such a client differ only in ``from_seq``, and each response con
     the client sends                the front
     a diff                          calls the shard, and predicts the next diff
     the predicted diff              calls the shard, and requests a run of one page
-    the diff for the first page     responds with this page, and requests the next run, twice as
-    of a run                        long, up to `RUN_PAGES_MAX` pages
+    the diff for the first page     responds with this page, and requests the next run, which is
+    of a run                        twice as long, up to `RUN_PAGES_MAX` pages
 
 The shard processes a predicted body like the request itself. A counter in shared memory
-(`topics.actors.link.heads`) shows whether a page is still the correct response. A page that is not
-correct is dropped, and then the front predicts again from the start. A response from a page that
-was read ahead must never contain less than the shard would return.
+(`topics.actors.link.heads`) shows whether a page is still up to date. An outdated page is dropped,
+and the front starts predicting again. A response from a page that was read ahead must never contain
+less than the shard would return.
 
 Compared with a front without read-ahead, on two cores: a client with 1,000 records per page reads
 1.3 times as many records per second, a client with 256 records per page 1.4 to 1.8 times as many,
@@ -51,11 +51,11 @@ from topics.front.route import BodyRule, Route
 # Bounds for all clients of a front together: predicted diffs, and runs of pages.
 PREDICTIONS_MAX = 1024
 RUNS_MAX = 16
-# Longest run, in pages.
+# Maximum length of a run, in pages.
 RUN_PAGES_MAX = 8
-STALE_NS = 1_000_000_000  # a run that was not used for 1 s may be replaced by another one
-BODY_MAX_BYTES = 1024  # of a request whose successor is predicted
-# Space for the members that follow the records of a page.
+STALE_NS = 1_000_000_000  # a run that has been unused for 1 s may be replaced by another one
+BODY_MAX_BYTES = 1024  # longer bodies are not used for predictions
+# Space for the JSON members that follow the records in a response.
 TRAILER_MAX_BYTES = 512
 
 _FROM_SEQ = re.compile(rb'("from_seq"[ \t\r\n]*:[ \t\r\n]*)[0-9]+')
@@ -78,7 +78,9 @@ class PageKey(NamedTuple):
 
 
 class AheadPage(NamedTuple):
-    """A page that was read ahead: ``length`` bytes of ``body``, which has space for the trailer."""
+    """A page that was read ahead: the first ``length`` bytes of ``body``, which also has space for
+    the trailer.
+    """
 
     body: bytearray
     length: int
@@ -87,7 +89,7 @@ class AheadPage(NamedTuple):
 
 
 class PageRun:
-    """Pages that one message requested, in order. ``pages`` is None until they arrive.
+    """Pages that were requested with one message, in order. ``pages`` is None until they arrive.
 
     When the first page is used, the next run is requested.
     """
@@ -107,7 +109,8 @@ class PageRun:
         self.page_count = page_count
         # Set when the first page is used, so that only one next run is requested.
         self.is_used = False
-        # A run that is not used for `STALE_NS` may be dropped for another client.
+        # A run that has been unused for `STALE_NS` may be dropped to make space for another
+        # client's run.
         self.used_ns = time.monotonic_ns()
         self.pages: deque[AheadPage] | None = None
         self.waiting: Callable[[], object] | None = None  # a request that arrived before its page
@@ -130,7 +133,7 @@ class PageRun:
 
 
 class NextRunRequest:
-    """A substitute for a reply, which requests the next run after the response was sent.
+    """A substitute for a reply, which requests the next run after the response has been sent.
 
     An earlier request would delay the response.
     """
@@ -159,14 +162,15 @@ class ReadAhead:
         self._shards, self._drain = shards, drain
         # Predicted diffs, oldest first. Nothing has been read ahead for them yet.
         self._predicted: dict[PageKey, None] = {}
-        # Keyed by the diff that the next page answers; the least recently used run is first.
+        # Keyed by the diff to which the next page is the response, in order of last use.
         self._runs: dict[PageKey, PageRun] = {}
 
     def diff(self, request: Request, body: Body, at: int, then: OnResult) -> Pending | None:
         """Read a page of records (§3). Takes ownership of ``body``.
 
         ``then`` is called with the response or the failure, possibly before this returns. Return
-        the call in flight if it can be abandoned. It may wait up to the ``wait_ms`` of the body.
+        the call in flight if it can be abandoned. The call may wait for up to the body's
+        ``wait_ms``.
         """
         # The name of the field may be escaped, so a backslash also counts. The drain must be able
         # to end a request that may wait.
@@ -184,14 +188,14 @@ class ReadAhead:
         if type(body) is not bytes or len(body) > BODY_MAX_BYTES:
             return self._call_shard(request, body, at, then, None, was_predicted=False)
         key = PageKey(request.topic, body)
-        # Remove the run: it is stored again under its next page if it has one.
+        # Remove the run. It is stored again under the key of its next page if it has one.
         run = self._runs.pop(key, None)
         if run is None:
             is_guessed = key in self._predicted
             self._predicted.pop(key, None)
             return self._call_shard(request, body, at, then, key, was_predicted=is_guessed)
-        # The page was requested and has not arrived. The request waits for it.
-        # A second equal request finds no run, and calls the shard.
+        # The page was requested but has not arrived. The request waits for it. A second equal
+        # request finds no run, and calls the shard.
         if run.pages is None:
             run.waiting = partial(self._answer_or_call, request, at, then, key, run)
             return None
@@ -200,7 +204,7 @@ class ReadAhead:
     def _answer_or_call(
         self, request: Request, at: int, then: OnResult, key: PageKey, run: PageRun
     ) -> Pending | None:
-        """Respond with the next page of the run, or call the shard if that page is not correct."""
+        """Respond with the next page of the run, or call the shard if that page is outdated."""
         answer = self._answer(request.shard, key, run, at)
         if answer is None:
             return self._call_shard(request, key.body, at, then, key, was_predicted=False)
@@ -260,7 +264,7 @@ class ReadAhead:
     def request_run(self, shard: int, key: PageKey, page_count: int) -> None:
         """Request a run that begins with the response to ``key``.
 
-        Do nothing if it was already requested or if there are too many runs.
+        Do nothing if the run has already been requested or if there are too many runs.
         """
         if key in self._runs or not self._has_free_run():
             return

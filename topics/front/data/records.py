@@ -53,7 +53,7 @@ log = structlog.get_logger()
 # starts while the front reads more requests.
 JOINED_FIRST_MAX = 8
 JOINED_MAX = 32  # maximum number of requests in each later message of an iteration
-JOINED_MAX_BYTES = 16 * 1024  # of the bodies of a group, unless it consists of one request
+JOINED_MAX_BYTES = 16 * 1024  # total length of the bodies in a group of several requests
 
 Key: TypeAlias = tuple[str, bool, Principal]
 
@@ -84,7 +84,7 @@ class AppendGroups:
         self._shards, self._batch = shards, shards.batch
         self._pressure, self._bands = pressure, pressure.bands
         pressure.scheduler.batch = shards.batch
-        # Empty whenever no batch is open: `_end_iteration` sends all groups.
+        # Empty whenever no batch is open, because `_end_iteration` sends all groups.
         self._groups: dict[Key, AppendGroup] = {}
         self._sent_early: set[Key] = set()  # groups with a message that was sent in this iteration
 
@@ -110,8 +110,8 @@ class AppendGroups:
     ) -> None:
         """Add the request to the group of its topic, or send it alone if it cannot join.
 
-        ``parked_ms`` is the time for which it was parked. A group reports the time of its first
-        request.
+        ``parked_ms`` is the time for which the request was parked. A group reports the time of its
+        first request.
         """
         query = request.query
         with_seqs = query is EMPTY or query[RETURN_SEQS]

@@ -1,9 +1,9 @@
 """Watch (§7): create a session, open its event stream.
 
     POST   /v0/watch    ?lenient    a session for up to TOPICS_MAX_WATCH_TOPICS topics
-    GET    /v0/watch/:wid           its event stream; ``?token=`` instead of a header
-    GET    /v0/watch    ?topic ...  both in one request, without a session: the ids of its events
-                                    contain all data that a client needs to resume
+    GET    /v0/watch/:wid           the session's event stream; ``?token=`` instead of a header
+    GET    /v0/watch    ?topic ...  an event stream without a session: the event ids contain all
+                                    data that a client needs to resume
 
 If a shard is not ready, and during the drain, ``GET /v0/watch`` returns status 200, an ``error``
 event with the code 503, and the end of the stream. After a response with status 503, an EventSource
@@ -105,7 +105,7 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
     asked = watch_of(names, start, options, context.limits, context.settings.max_watch_topics)
     known = _known(fields.joined(b"last-event-id").strip(), query, names)
     if not accepts_events(fields.joined(b"accept")):
-        raise NotAcceptable("the response is text/event-stream")
+        raise NotAcceptable("this route only returns text/event-stream, which Accept excludes")
     try:
         if context.drain.is_draining:
             raise shutting_down()
@@ -126,8 +126,8 @@ async def _open_stream(context: RouteContext, request: Request) -> Answer:
             live, connection, principal, heartbeat_s, asked.view, cursors, gone, id
         ).run()
 
-    # Send the first id without an event. So a client that began at the head loses nothing if it
-    # must reconnect before the first event.
+    # Send the first id without an event, so that a client that began at the head loses nothing if
+    # it must reconnect before the first event.
     answer = Answer(200, b"id: %b\n%b" % (id.text(), RETRY), headers=HEADERS, stream=run)
     answer.on_unsent = release_slot
     return answer

@@ -1,6 +1,6 @@
 """WebSocket (§7): the handshake that upgrades a connection for publish and subscribe.
 
-    GET   /v0/ws    Upgrade: websocket    every command on the socket is authorized separately
+    GET   /v0/ws    Upgrade: websocket    each command on the socket is authorized separately
 
 The open socket is served by `topics.front.live`.
 """

@@ -1,31 +1,31 @@
 """Acceptor: accepts clients, a bounded number per iteration; refuses them if no slot is free.
 
     listen queue --accept, many per iteration--> waiting --take, few per iteration--> protocols
-                     |                             |-- with a key: first
-                     |                             '-- half-closed: last, closed to free a slot
+                     |                             |-- clients with a key: taken first
+                     |                             '-- half-closed: taken last, closed for a slot
                      |-- `connections_max` are open --.
-                     '-- no descriptor is left -------+-- many wait: 429 throttled for the oldest
+                     '-- no descriptor is free -------+-- many are waiting: the oldest gets 429
                                                       |-- a connection is quiet: it is closed
-                                                      '-- none is: 429 throttled, close
+                                                      '-- otherwise: the new client gets 429
 
-So clients that connect and send nothing do not exclude other clients (`Connections.evict`). A
-client that is neither accepted nor refused would hang in the listen queue. So the front accepts
-clients even if many wait and no slot is free. For each accepted client it then refuses the client
-that has waited longest among the clients without a key, or among the clients of the key that has
-the most waiting clients. It keeps a spare descriptor, so that it can accept and refuse a client
-when no other descriptor is free.
+Because quiet connections are closed (`Connections.evict`), clients that connect and send nothing do
+not exclude other clients. A client that is neither accepted nor refused would hang in the listen
+queue. So the front accepts clients even if many are waiting and no slot is free. For each accepted
+client, it then refuses the client that has been waiting longest, either among the clients without a
+key or among those that share the key with the most waiting clients. It keeps a spare descriptor, so
+that it can accept and refuse a client when no other descriptor is free.
 
-If more clients wait than one iteration takes, clients whose first input contains a known key are
-taken first, one of each key in rotation. So clients without a key, or clients of one key, cannot
-delay the clients of another key, regardless of their number. A client may close its connection
-while it waits. The front cannot distinguish it from a half-closed client that still reads, so both
-are served last.
+If more clients are waiting than one iteration takes, clients whose first input contains a known key
+are taken first, one for each key in rotation. So clients without a key, or clients that share a
+key, cannot delay the clients of another key, regardless of their number. A client may close its
+connection while it is waiting. The front cannot distinguish such a client from a half-closed client
+that is still reading, so both are served last.
 
 If the listen queue is full, the kernel drops new connections, and the clients retry after 1, 3 and
 7 s. So the front accepts clients before it serves them (decision 0074). An iteration takes as many
-waiting clients as there were requests of established clients in the last iteration, within bounds,
-and stops after `SPENT_MAX_S`. So established clients keep half of the loop's time, regardless of
-the number of new clients.
+waiting clients as there were requests from established clients in the last iteration, within
+bounds. It stops after `SPENT_MAX_S`. So established clients keep half of the loop's time,
+regardless of the number of new clients.
 
 If the descriptor limit is reached, the acceptor must not stop or spin: it waits `RETRY_S`, or
 refuses a client with the spare descriptor.
@@ -55,7 +55,7 @@ from topics.front.limits import Slots
 log = structlog.get_logger()
 
 LINGERING_MAX = 32  # refused clients whose sockets stay open so that they can read the refusal
-DISCARD_BYTES = 64 * 1024  # of unread input, before a socket is closed
+DISCARD_BYTES = 64 * 1024  # maximum unread input that is discarded before a socket is closed
 
 
 class Refusals:
@@ -64,7 +64,7 @@ class Refusals:
     def __init__(self, responses: ResponseHeads, lines: Callable[[], bytes]) -> None:
         """``lines`` returns the header lines for a response to a client whose request was not
         read."""
-        self.count = 0  # since the start
+        self.count = 0  # refused clients since startup
         self._responses, self._lines = responses, lines
         self._logged = 0  # the value of `count` at the last log line
         self._reason = ""
@@ -74,7 +74,7 @@ class Refusals:
         self._lingering: deque[socket.socket] = deque()
 
     def note(self, reason: str) -> None:
-        """Count a client that was refused, or could not be accepted."""
+        """Count a client that was refused or could not be accepted."""
         self.count += 1
         self._reason = reason
 
@@ -95,7 +95,7 @@ class Refusals:
         self._close_all_but(LINGERING_MAX)
 
     def log(self, open_count: int) -> None:
-        """Log one line about all refusals since the last line."""
+        """Log one line for all refusals since the last such line."""
         if self.count > self._logged:
             count = self.count - self._logged
             log.warning("clients refused", reason=self._reason, count=count, open_count=open_count)
@@ -123,12 +123,12 @@ FILES_OF_SHARD = 6  # for each shard after the first: two doorbells and four dir
 ACCEPTS_PER_ITERATION = 64  # each takes 0.03 ms
 TAKEN_PER_ITERATION_MAX = 64
 TAKEN_PER_ITERATION_MIN = 8
-PEEKED_BYTES = 4096  # of a new client's input; most request heads are shorter
-SPENT_MAX_S = 0.002  # per iteration, for new clients; at least one client without a key is served
-CHECK_BATCH = 64  # waiting clients checked for a hang-up in one call: 0.03 ms
+PEEKED_BYTES = 4096  # maximum number of bytes checked for a key; most request heads are shorter
+SPENT_MAX_S = 0.002  # time per iteration for new clients, of which at least one is keyless
+CHECK_BATCH = 64  # waiting clients checked for a hang-up in one call, which takes 0.03 ms
 CHECKS_PER_ITERATION = 8
-# Maximum number of waiting clients that have no key, or the same key, while no slot is free. They
-# wait about a second.
+# While no slot is free, at most this many clients without a key, and at most this many clients that
+# share a key, may wait. They wait for about a second.
 WAITING_MAX = 512
 UNSORTED_MAX = 512  # clients that have sent no input yet; checking them takes 0.2 ms
 TASK_END_PASSES = 2  # maximum number of iterations until a cancelled task closes its connection
@@ -138,7 +138,7 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 BROKEN = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
 
-# Receives a new socket and the input that was already read from it.
+# A function that takes a new socket and the input that was already read from it.
 Take = Callable[[socket.socket, bytes], None]
 
 
@@ -155,8 +155,8 @@ def connections_max(shards: int) -> int:
 class Acceptor:
     """Accepts the clients of one listener.
 
-    ``request_count`` returns the number of requests since the start. ``lines`` is passed to
-    `Refusals`. ``evict`` is `Connections.evict`; while many clients wait, it may close only
+    ``request_count`` returns the number of requests since startup. ``lines`` is passed to
+    `Refusals`. ``evict`` is `Connections.evict`; while many clients are waiting, it may close only
     connections without a key. ``key_of`` returns the key in the first input of a client, or None.
     """
 
@@ -176,10 +176,9 @@ class Acceptor:
         # while it is closed, or if it could not be opened. `tick` opens it again.
         self._spare_fd = -1
         self._is_running = False
-        # Accepted clients that no protocol serves yet.
-        # A socket is in exactly one of these queues and uses one slot. Each exit from a queue
-        # must either pass the socket to ``take``, which keeps the slot, or close the socket and
-        # release the slot.
+        # Accepted clients that no protocol is serving yet. A socket is in exactly one of these
+        # queues and uses one slot. Each exit from a queue must either pass the socket to ``take``,
+        # which keeps the slot, or close the socket and release the slot.
         self._unsorted: deque[socket.socket] = deque()  # accepted just now, or without input
         # Keyed by API key; the keys are served in rotation.
         self._known: dict[bytes, deque[socket.socket]] = {}
@@ -199,12 +198,12 @@ class Acceptor:
             seen = self._request_count()
             silent = 0  # new clients whose first request has not been counted yet
             while True:
-                # Do not sleep while clients wait, but let other tasks run.
+                # Do not sleep while clients are waiting, but let other tasks run.
                 if self._count or self._half_closed:
                     await trio.lowlevel.checkpoint()
                 else:
                     await trio.lowlevel.wait_readable(listener)
-                # Accept new clients first, even if many clients wait, because the kernel drops
+                # Accept new clients first, even if many are waiting, because the kernel drops
                 # connections when its queue is full.
                 for _ in range(ACCEPTS_PER_ITERATION):
                     if not (await self._may_accept(listener) and await self._accept(listener)):
@@ -271,15 +270,15 @@ class Acceptor:
                     yield sockets.popleft()
             self._known.clear()
             return
-        # More clients wait than can be served. Only in this case does the order matter, so only now
-        # is the input searched for keys.
+        # More clients are waiting than can be served. Only in this case does the order matter, so
+        # only now is the input searched for keys.
         self._sort_by_key()
         until = time.monotonic() + SPENT_MAX_S
-        # Clients with a key are first.
+        # Clients with a key are served first.
         while self._known and most and time.monotonic() < until:
             yield self._next_known()
             most -= 1
-        # Next are clients without a key, at least one per iteration.
+        # Clients without a key are next, at least one per iteration.
         here = deque(self._next_waiting(max(1, most)))
         while here:
             yield here.popleft()
@@ -288,10 +287,10 @@ class Acceptor:
                 break
         # The time is up. Put the rest back in the same order, so that no client loses its position.
         self._waiting.extendleft(reversed(here))
-        # Next are clients that have sent no input yet.
+        # Clients that have sent no input yet follow.
         for _ in range(max(0, min(most, len(self._unsorted)))):
             yield self._unsorted.popleft()
-        # Half-closed clients are last, one per iteration.
+        # Half-closed clients are served last, one per iteration.
         if self._half_closed:
             yield self._half_closed.popleft()
 
@@ -359,11 +358,11 @@ class Acceptor:
     async def _accept(self, listener: socket.socket, *, again: bool = False) -> bool:
         """Accept or refuse one client.
 
-        Return False if no client waits or none can be accepted. ``again`` is true if the previous
-        call found no free descriptor.
+        Return False if no client is waiting or none can be accepted. ``again`` is true if the
+        previous call found no free descriptor.
         """
         try:
-            # The listener does not block. If no client waits, this raises BlockingIOError.
+            # The listener does not block. If no client is waiting, this raises BlockingIOError.
             sock, _ = listener.accept()
         except BlockingIOError:
             return False
@@ -386,8 +385,8 @@ class Acceptor:
         return True
 
     async def _may_accept(self, listener: socket.socket) -> bool:
-        """Return False if a new client would be refused although waiting clients will free slots
-        soon.
+        """Return False if a new client would be refused although waiting clients will soon free
+        slots.
 
         A waiting client becomes quiet, so that it can be closed, as soon as it has been served.
         """
@@ -403,10 +402,9 @@ class Acceptor:
 
     async def _free_slot(self) -> bool:
         """Close the connection of another client for a new one. Return whether a slot is free."""
-        # Clients without a key are refused first. If few of them wait, the key with the most
-        # waiting clients is next.
-        # Both kinds of waiting clients have a limit, so that a flood of one kind cannot use all
-        # slots.
+        # Clients without a key are refused first. If few of them are waiting, a client of the key
+        # with the most waiting clients is refused. Both kinds of waiting clients have a limit, so
+        # that a flood of one kind cannot use all slots.
         waiting = self._waiting
         if len(waiting) < WAITING_MAX:
             waiting = max(self._known.values(), key=len, default=waiting)

@@ -7,8 +7,9 @@ thread, while the front continues to serve the data plane. Requests that arrive 
 wait; none is refused. A front that receives no such request saves the import: a third of the CPU
 time of its startup, and 14 MiB.
 
-The import runs Python code, so the thread and the loop alternate in the interpreter. Other requests
-lose a third of their speed during this time. Two measures limit the effect on the loop:
+The import runs Python code, so the thread and the loop take turns holding the interpreter lock.
+Other requests are served a third more slowly during this time. Two measures limit the effect on the
+loop:
 
 - The switch interval is `SWITCH_S`. It bounds the time that the loop waits for the interpreter when
   it wakes up.
@@ -41,7 +42,7 @@ SWITCH_S = 0.0005
 class AdminCall:
     """An admitted request for a view of the admin plane.
 
-    ``at`` is the time of the request in monotonic ns. ``response`` is set to the response of Quart.
+    ``at`` is the time of the request in monotonic ns. ``response`` is set to Quart's response.
     """
 
     request: Request
@@ -111,7 +112,7 @@ class AdminPlane:
             await self._ended.wait()
 
     def end(self) -> None:
-        """Let `run` return, also before or during the import.
+        """Let `run` return, even before or during the import.
 
         Call this when no request is in flight.
         """

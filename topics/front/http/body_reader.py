@@ -19,7 +19,7 @@ from topics.front.http.connection import NEVER, Connection
 from topics.front.http.head_reader import AdmittedHead
 from topics.front.request import Body, Request
 
-# Longest single read into a long body; it takes well under a millisecond.
+# Maximum length of a single read into a long body; such a read takes well under a millisecond.
 READ_BYTES_MAX = 256 * 1024
 
 
@@ -59,7 +59,7 @@ class BodyReader:
     async def _fill(self, connection: Connection, request: Request, length: int) -> Body:
         """Receive a body of known length: read the socket directly into the memory of the sink."""
         with self._sink(connection, request, length) as sink:
-            # First use the bytes of the body that arrived with the head.
+            # Start with the bytes of the body that arrived with the head.
             ready = memoryview(connection.buffer)[connection.pos : connection.pos + length]
             connection.pos += len(ready)
             await sink.write(ready)

@@ -30,8 +30,8 @@ FIRST_BYTES = 64 * 1024  # first allocation of shared memory, at most the declar
 FIRST_INLINE_BYTES = 4096
 GROW_WAIT_S = 5.0  # time for which a body that has a block waits for a longer block
 GROW_POLL_S = 0.1  # interval between the attempts to get a longer block
-STEP_BYTES = 64 * 1024  # inflated in one step
-STEPS_PER_ITERATION = 8  # then other connections run; 512 KiB take about 1 ms
+STEP_BYTES = 64 * 1024  # maximum number of bytes inflated in one step
+STEPS_PER_ITERATION = 8  # other connections run after these steps, which take about 1 ms
 WBITS_GZIP = 31
 
 
@@ -164,13 +164,13 @@ class BodySink:
             await self._wait_and_grow(size)
 
     async def _wait_and_grow(self, size: int) -> None:
-        """Grow after slower bodies were aborted, or after other bodies have finished.
+        """Grow after slower bodies have been aborted or other bodies have finished.
 
         A body that has no block does not wait for other bodies to finish, because little of it has
         been received. Raise `Throttled` if the memory stays full.
         """
         while self._shards.abort_slowest(self._shard, self, trio.current_time()):
-            # Bodies that were ended by `abort_slowest` free their memory now.
+            # Bodies that `abort_slowest` has aborted free their memory now.
             await trio.lowlevel.checkpoint()
             if await self._try_grow(size):
                 return

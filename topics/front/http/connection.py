@@ -4,11 +4,11 @@
     output     send: head and body in one write
     deadline   set here, checked once a second by the sweep
     hang-up    reset: the client has disconnected
-               half-closed: the client may still read, or may have closed its socket
+               half-closed: the client is still reading or has closed its socket
 
-TCP does not distinguish a closed socket from a socket that only reads, until the server sends data:
-then the kernel of a client with a closed socket replies with a reset. So if a client is half-closed
-while it waits, the front sends it the first byte of the response as a probe.
+Until the server sends data, TCP does not distinguish a closed socket from one that only reads. If
+the socket is closed, the client's kernel replies to the data with a reset. So if a client is
+half-closed while it is waiting, the front sends it the first byte of the response as a probe.
 
 The ``async`` functions are for requests that run in tasks. No request needs a timer, and a typical
 request needs no task.
@@ -16,9 +16,9 @@ request needs no task.
 `Connections` contains all connections of a front. It enforces deadlines, closes quiet connections
 to admit new clients, and drains.
 
-    every tick    past its deadline --idle, no input--> closed, --else--> reset
-    when full     the connection that has been quiet longest is closed; connections that have no key
-                  are closed first
+    at each tick      connections past their deadline: closed if idle without input, else reset
+    if no slot is     the connection that has been quiet longest is closed; connections that have
+    free              no key are closed before others
 
 A connection is quiet while it has no admitted request in flight: between two requests, while a head
 or an unused body is incomplete, and while a request is being refused. Requests that need no key do
@@ -62,7 +62,7 @@ INT = struct.Struct("i")
 DISCONNECTS_PER_PASS = 16
 WITH_INPUT_MAX = 8  # connections with input that are skipped to find one without input
 CHECKED_PER_CALL = 256  # connections that a call to `evict` checks on average: 0.03 ms
-CANDIDATES_MAX = 256  # per search of all connections, which takes 1 ms per 10,000 connections
+CANDIDATES_MAX = 256  # result size of a search of all connections (1 ms per 10,000 connections)
 SCRATCH = memoryview(bytearray(RECV_BYTES))  # for input that is discarded
 
 
@@ -70,13 +70,13 @@ SCRATCH = memoryview(bytearray(RECV_BYTES))  # for input that is discarded
 class Timings:
     """Time limits of a connection, in seconds."""
 
-    tick_s: float = 1.0  # between two sweeps: the precision of all limits below
-    head_s: float = 10.0  # from the first byte of a head to the last
+    tick_s: float = 1.0  # interval between sweeps, and so the precision of all limits below
+    head_s: float = 10.0  # maximum time from the first byte of a head to the last
     body_grace_s: float = 30.0  # the time by which a body may fall behind `body_bytes_per_s`
     body_bytes_per_s: int = 64 * 1024  # minimum rate of a body; early bytes earn no more time
-    idle_s: float = 75.0  # between two requests; longer than the 60 s of common proxies
-    late_s: float = 1.0  # to the first byte, for a client that connects during the drain
-    linger_s: float = 2.0  # for the client to read the last response while it still sends
+    idle_s: float = 75.0  # maximum time between two requests; common proxies use 60 s
+    late_s: float = 1.0  # time to the first byte, for a client that connects during the drain
+    linger_s: float = 2.0  # time to read the last response, for a client that is still sending
 
 
 class Owner(Protocol):
@@ -92,8 +92,8 @@ class Owner(Protocol):
         """Stop serving the connection in any state. `Connection.is_ended` is already set."""
 
     def watch_hang_up(self) -> None:
-        """Watch the client, so that the connection is reset if the client hangs up while the
-        connection ``waits``.
+        """Watch the client, so that the connection is reset if the client hangs up while ``waits``
+        is true.
         """
 
     def unwatch(self) -> None:
@@ -130,14 +130,15 @@ class Connection(RequestStream):
         self.principal: Principal = ANYONE
         self.closing = False  # the connection closes after the current response
         self.is_chunked = False  # the current response has no length and is sent in chunks
-        # The client may still be sending bytes that the server will not read.
+        # True if the client may still be sending bytes that the server will not read.
         self.unread_body = False
         self.is_lingering = False  # the last response was sent; see `linger`
         self.is_counted = False  # the ledger contains unread input of this connection
-        self.body_deadline = NEVER  # the body must be complete by then; see `extend_body_deadline`
-        self.trace: TraceFields | None = None  # of the current request
-        self.sent_bytes = 0  # of the current response, heads included
-        # Bytes of the current request, and of later requests in the buffer.
+        # The time by which the body must be complete; see `extend_body_deadline`.
+        self.body_deadline = NEVER
+        self.trace: TraceFields | None = None  # the current request's trace fields
+        self.sent_bytes = 0  # sent bytes of the current response, heads included
+        # Received bytes of the current request, and of later requests in the buffer.
         self.received_bytes = len(initial_input)
 
     @property
@@ -169,7 +170,7 @@ class Connection(RequestStream):
     async def check_client(self) -> None:
         """Raise `ConnectionResetError` if the client would not read a response.
 
-        If the client is half-closed, wait up to 2 s to find out whether it still reads.
+        If the client is half-closed, wait up to 2 s to find out whether it is still reading.
         """
         if not self.is_connected and (
             self.is_ended or self._hang_up & HANG_UP or not await self._may_read()
@@ -177,13 +178,13 @@ class Connection(RequestStream):
             raise ConnectionResetError("the client has hung up")
 
     async def _may_read(self) -> bool:
-        """Return whether a half-closed client may still read.
+        """Return whether a half-closed client may still be reading.
 
         The client's kernel acknowledges the probe byte, or resets the connection. A client that has
-        not acknowledged earlier responses by the end of the wait is only slow, so it may still
-        read.
+        not acknowledged earlier responses by the end of the wait is only slow, so it may still be
+        reading.
         """
-        # True if bytes of earlier responses are not acknowledged.
+        # True if bytes of earlier responses have not been acknowledged.
         is_behind = _unconfirmed_bytes(self.sock) > self._probe_bytes
         self.probe()
         for pause_s in PROBE_PAUSES_S:
@@ -230,7 +231,7 @@ class Connection(RequestStream):
             return count
 
     def count_unread(self) -> None:
-        """Drop used input, and report the size of the remaining input to the ledger.
+        """Drop consumed input, and report the size of the remaining input to the ledger.
 
         Call this whenever the connection starts to wait.
         """
@@ -289,10 +290,10 @@ class Connection(RequestStream):
         return bytes(answer[sent:])
 
     async def send_remaining(self, unsent: Sequence[memoryview], length: int) -> None:
-        """Send the unsent parts at the speed of the client.
+        """Send the unsent parts as fast as the client reads them.
 
-        ``length`` is the number of bytes that stay in memory until then. Raise `OSError` if the
-        connection fails.
+        ``length`` is the number of bytes that stay in memory until all parts are sent. Raise
+        `OSError` if the connection fails.
         """
         held, before = self.connections.held, self.deadline
         holding = held.hold(self, self.principal.digest, trio.current_time())
@@ -300,7 +301,8 @@ class Connection(RequestStream):
         try:
             for part in unsent:
                 while part:
-                    # The sweep enforces this deadline, which is extended while the client reads.
+                    # The sweep enforces this deadline, which is extended while the client is
+                    # reading.
                     self.deadline = holding.due
                     await trio.lowlevel.wait_writable(self.fd)
                     try:
@@ -397,14 +399,15 @@ class Connections:
         self.now = now
         self.draining = False
         self.held = HeldMemory() if held is None else held
-        self.request_count = 0  # since the start
+        self.request_count = 0  # requests since startup
         self._open: set[Connection] = set()
-        # Connections, each with the time since which it is quiet. The longest quiet one is last.
+        # Connections, each with the time since which it has been quiet. The one that has been quiet
+        # longest is last.
         self._candidates: list[tuple[float, Connection]] = []
-        # The number of calls to `evict`, and the number at which it searches again.
+        # The number of calls to `evict`, and the number of calls at which it searches again.
         self._calls = self._search_from = 0
         self._displaced = 0  # connections closed by `evict` since the last sweep
-        # The subset of `_open` that the drain waits for.
+        # The subset of `_open` for which the drain waits.
         self._draining_count: set[Connection] = set()
         self._empty = trio.Event()
 
@@ -461,7 +464,8 @@ class Connections:
             if not self._candidates:
                 if has_searched or not self._find_candidates():
                     return unknown[0] if unknown else None
-                # Search once: input is read and hang-ups are noticed only in later iterations.
+                # Search only once, because input is read and hang-ups are noticed only in later
+                # iterations.
                 has_searched = True
             since, connection = self._candidates.pop()
             # Skip connections that have become active or were closed since the search.
@@ -491,7 +495,9 @@ class Connections:
         return bool(found)
 
     async def run(self, tick: Callable[[float], None]) -> None:
-        """Sweep until cancelled. Call ``tick`` with the current time before each sweep."""
+        """Sweep periodically until cancelled. Call ``tick`` with the current time before each
+        sweep.
+        """
         while True:
             await wait_tick(self.timings.tick_s)
             now = trio.current_time()

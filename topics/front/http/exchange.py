@@ -1,7 +1,7 @@
 """Exchange: one request of a connection and its response, from the head to the last byte sent.
 
     begin --> admit --> response: send_now, send, send_remaining, send_stream --> end
-       '---------------- the client has disconnected -----------------------------^
+       '---------------- the client disconnects ----------------------------------^
 
 Each connection has one `Exchange`, which is reused for each request. So a request allocates no
 memory for its exchange unless the access log is enabled. All responses are sent here: responses of
@@ -35,7 +35,8 @@ from topics.front.http.request_counts import RequestCounts, RequestIds
 from topics.front.proxies import TrustedProxies
 from topics.front.request import Request
 
-# Longest body that is copied into one buffer with its head; a longer body is sent without a copy.
+# Maximum length of a body that is copied into one buffer with its head; a longer body is sent
+# without a copy.
 COPY_MAX_BYTES = 32 * 1024
 SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
@@ -102,8 +103,8 @@ class Exchange:
         self._counts_as_inflight = False  # `Guard.enter` has counted the request
         self._lines = b""
         self._status = 0
-        # The address is read at the start, because it is unknown after a disconnection. It is
-        # needed only for the log.
+        # The address is read at the start, because it is no longer available after the client has
+        # disconnected. It is needed only for the log.
         self._peer = "" if parts.log is None else peer_of(connection.sock)
         self.at = 0
 
@@ -169,7 +170,7 @@ class Exchange:
         self.head = self.request = None  # the head of a refused request contains the token
         self.has_answered = self._is_head = False
         self._lines, self._status = b"", 0
-        # Keep the count of bytes that belong to later requests.
+        # Keep counting the bytes that belong to later requests.
         connection.received_bytes -= bytes_in
         connection.sent_bytes = 0
         connection.trace = None
@@ -202,8 +203,8 @@ class Exchange:
         """Send a response, in a task. Raise `OSError` if the connection fails."""
         connection = self._connection
         try:
-            # Check whether the client still reads, because the effects of an undelivered response
-            # must be undone.
+            # Check whether the client is still reading, because the effects of an undelivered
+            # response must be undone.
             if answer.on_unsent is not None:
                 await connection.check_client()
             # From this call on, the memory of the answer may be reclaimed, which aborts the
@@ -302,8 +303,8 @@ class Exchange:
         parts, connection, request = self._parts, self._connection, self.request
         if request is not None and request.head is not None:
             request.head.clear()  # free it now, because the client may read the response slowly
-        # Three reasons to close the connection after this response: the request requires it,
-        # bytes of its body are unread, or the server stops.
+        # The connection closes after this response if the request requires it, if bytes of its body
+        # are unread, or if the server is draining.
         if close or connection.unread_body or parts.connections.draining:
             connection.closing = close = True
         body, status, lines = answer.body, answer.status, self._fields(answer.status)
@@ -317,7 +318,7 @@ class Exchange:
             media_type=answer.media_type,
             close=close,
         )
-        # The head of a response to HEAD has the length of the body, which is not sent.
+        # The head of a response to HEAD contains the length of the body, which is not sent.
         if self._is_head:
             return (head,)
         # Append a short body to the head, so that one buffer is sent.
@@ -347,11 +348,11 @@ class Exchange:
     def _log(self, log: AccessLog, bytes_in: int, ms: float, *, cut: bool) -> None:
         """Write the line of the access log, if the level includes this request."""
         subject = self._subject()
-        # The level may exclude routine requests. Then no text is built.
+        # The level may exclude routine requests, for which no text is built.
         if not log.includes(subject.route, self._status):
             return
         connection, trace = self._connection, self._connection.trace
-        # The client disconnected before the response. The line still has a request id.
+        # The client disconnected before the response. The log line still needs a request id.
         if not self._lines:  # no response was sent
             self._fields(0)
         request_id, _, _ = self._lines.removeprefix(b"x-request-id: ").partition(b"\r\n")

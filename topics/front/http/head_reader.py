@@ -10,9 +10,9 @@
 
 A keep-alive client sends the same head repeatedly. The decision is cached under the digest of the
 exact bytes, excluding the trace fields. A head with trace fields costs a second digest; other heads
-have no additional cost. A client of many topics sends heads that differ only in the topic's name,
-so the decision is also cached under the digest that excludes the name (``decisions/0045``). The
-cache must not keep the bytes themselves, because they contain a token.
+have no additional cost. A client that uses many topics sends heads that differ only in the topic's
+name, so the decision is also cached under the digest that excludes the name (``decisions/0045``).
+The cache must not keep the bytes themselves, because they contain a token.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from topics.front.guard import Guard
 from topics.front.request import Request
 from topics.front.route import BodyRule, Route
 
-YOUNG_MAX: Final = 4096  # maximum number of entries of a generation
+YOUNG_MAX: Final = 4096  # maximum number of entries in a generation
 
 T = TypeVar("T")
 
 
 class HeadCache(Generic[T]):
-    """Cache of decisions about heads, by the digests of their bytes, with at most ``2 * young_max``
-    entries.
+    """Cache of decisions about heads, keyed by the digest of their bytes. It has two generations of
+    at most ``young_max`` entries each.
 
         young --full--> old --full again--> dropped
           ^--- found -----'
@@ -126,7 +126,7 @@ class RefusedHead(DecidedHead, frozen=True, eq=False):
 
 
 class PreflightHead(DecidedHead, frozen=True, eq=False):
-    """A preflight: a browser requests the permissions of a page (`topics.front.cors`)."""
+    """A preflight: a browser checks what a page is permitted to send (`topics.front.cors`)."""
 
     head: Head
     allowed: Headers
@@ -169,8 +169,8 @@ class HeadReader:
         return known or self._decide_by_topic(raw, without, digest), trace
 
     def _decide_by_topic(self, raw: bytes, without: bytes, digest: bytes) -> AnyHead:
-        """Decide about a head that is not cached. If possible, use the decision about the same head
-        for another topic.
+        """Decide about a head that is not cached. If possible, reuse the decision about the same
+        head with another topic.
 
         ``without`` is the head excluding its trace fields, and ``digest`` is the digest of these
         bytes.

@@ -19,9 +19,9 @@ that the socket accepts immediately. All other cases run in a task:
 After a task has ended, `serve` continues with the next request. The last response of a connection
 with unread input is followed by LINGERING.
 
-In every state, the protocol notices a client that hangs up while its connection ``waits``. When the
-connection ends (state CLOSED), a call in flight is abandoned and a task is cancelled. Except for a
-cancellation, no exception leaves this module.
+In every state, the protocol notices a client that hangs up while `Connection.waits` is true. When
+the connection ends (state CLOSED), a call in flight is abandoned and a task is cancelled. Except
+for a cancellation, no exception leaves this module.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ from topics.front.request import Request
 
 log = structlog.get_logger()
 
-REQUESTS_PER_ITERATION = 8  # of one connection, if they arrived together; one takes 0.1 ms
-SHORT_MAX_BYTES = RECV_BYTES  # longest body that is awaited without a task
-# Longest unused body that is read and discarded; for a longer one the connection closes.
+REQUESTS_PER_ITERATION = 8  # pipelined requests of one connection; each takes 0.1 ms
+SHORT_MAX_BYTES = RECV_BYTES  # maximum length of a body that is received without a task
+# Maximum length of an unused body that is read and discarded; after a longer one, the connection
+# closes.
 SKIP_MAX_BYTES = 64 * 1024
 INPUT = select.EPOLLIN | HALF_CLOSED
 CONNECTION_ERRORS = (OSError, trio.ClosedResourceError, trio.BrokenResourceError)
@@ -62,11 +63,11 @@ CONNECTION_ERRORS = (OSError, trio.ClosedResourceError, trio.BrokenResourceError
 class State(Enum):
     """The state of a connection."""
 
-    READING = auto()  # waits for input: the poller watches the socket
-    SERVING = auto()  # is serving requests
-    CALLING = auto()  # waits for a shard
-    IN_TASK = auto()  # a task serves the current request
-    LINGERING = auto()  # waits for the end of the input, after the last response
+    READING = auto()  # waiting for input: the poller watches the socket
+    SERVING = auto()  # serving requests
+    CALLING = auto()  # waiting for a shard
+    IN_TASK = auto()  # a task is serving the current request
+    LINGERING = auto()  # waiting for the end of the input, after the last response
     CLOSED = auto()  # the connection has ended
 
 
@@ -105,11 +106,11 @@ class Http1Protocol:
         # connection arrives during this time, that caller handles it, so that no request is served
         # recursively.
         self._is_serving = False
-        self._scope: trio.CancelScope | None = None  # of the connection's task
+        self._scope: trio.CancelScope | None = None  # the cancel scope of the connection's task
         # The current request. `_head` is set from the admission of a head until its response is
         # sent. In the state READING, a head means that the connection waits for its body.
         self._head: AdmittedHead | None = None
-        self._call: Any = None  # the call to a shard, if it can be abandoned
+        self._call: Any = None  # the call in flight to a shard, if it can be abandoned
         # A result that arrived before the operation returned.
         self._result: Answer | TopicsError | None = None
         # Bytes of the last request's body that have not been received. If the number is above 0,
@@ -142,8 +143,7 @@ class Http1Protocol:
         if connection.principal is ANYONE and not self._poller.serves_keyless(self):
             return
         try:
-            # The end of the input and an error of the socket have the same effect: nothing can be
-            # served.
+            # The end of the input and a socket error have the same effect: nothing can be served.
             data = connection.sock.recv(RECV_BYTES)
         except BlockingIOError:
             return
@@ -234,7 +234,8 @@ class Http1Protocol:
     def _wait_or_close(self) -> None:
         """Wait for input or close, because no further request can be served now."""
         connection = self.connection
-        # A request closed the connection, or its end was requested while it was served.
+        # The connection was closed by a request, or its end was requested while it was being
+        # served.
         if connection.is_ended and self._state is not State.IN_TASK:
             self._close()
         elif connection.buffer or connection.part is not None or connection.is_counted:
@@ -309,7 +310,7 @@ class Http1Protocol:
         """
         connection = self.connection
         connections = connection.connections
-        # The buffer begins with a part of a head. Its deadline runs from the first byte, so that
+        # The buffer begins with an incomplete head. Its deadline runs from the first byte, so that
         # a client cannot keep the connection by sending single bytes.
         if connection.part is not None or connection.pos < len(connection.buffer):
             if connection.idle or connection.deadline == NEVER:
@@ -414,7 +415,7 @@ class Http1Protocol:
         else:
             connection = self.connection
             if is_sent:
-                # Call `serve` only if there is other work than waiting for a head.
+                # Call `serve` only if there is work other than waiting for a head.
                 if (
                     connection.closing
                     or self._unused_bytes
@@ -442,7 +443,7 @@ class Http1Protocol:
         if answer.stream is not None:
             self._start(self._begin_stream, head, answer)
             return False
-        # A long response counts against the memory that the server holds for clients
+        # A long response counts toward the memory that the server holds for clients
         # (`decisions/0054`).
         if len(answer.body) > COPY_MAX_BYTES:
             answer = self.exchange.within_limits(answer)
@@ -499,7 +500,7 @@ class Http1Protocol:
     def _send(self, answer: Answer, *, close: bool) -> bool:
         """Send a response. Return whether the socket has accepted all of it."""
         # The client has hung up, and an undelivered response must be reported. A task checks
-        # whether the client still reads.
+        # whether the client is still reading.
         if answer.on_unsent is not None and not self.connection.is_connected:
             self._start(self._deliver, answer, close)
             return False
@@ -579,7 +580,7 @@ class Http1Protocol:
         # Set the state first, so that the calls below cannot enter this function again.
         self._state = State.CLOSED
         call, self._call = self._call, None
-        # No client waits for the reply of the shard any longer.
+        # The client no longer waits for the shard's reply.
         if call is not None:
             call.abandon()
         self.exchange.stop_counting()
@@ -673,7 +674,7 @@ class Http1Protocol:
         if request.route.waits:
             self.connection.begin_waiting()
         running = dispatcher.run(request, body, exchange.at)
-        del body  # release it: an operation may wait for a long time after it has sent the body
+        del body  # release it, because the operation may wait for a long time after sending it
         await self._complete(head, await running)
 
     async def _complete(self, head: AdmittedHead, answer: Answer) -> None:

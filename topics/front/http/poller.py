@@ -16,7 +16,7 @@ import trio
 from topics.actors.link.event_loop import EventLoop
 from topics.front.http.connection import Connections
 
-# Clients without a key that one loop iteration serves; each takes about 0.05 ms.
+# Maximum number of clients without a key that one loop iteration serves; each takes about 0.05 ms.
 KEYLESS_PER_PASS = 64
 
 
@@ -46,7 +46,7 @@ class Poller:
         self._loop = EventLoop.of_this_run()
         self._is_stopped = False
         self._pass_start = 0.0  # start of the current loop iteration
-        self._next_ticket = self._served_until = 0  # of clients without a key
+        self._next_ticket = self._served_until = 0  # tickets are for clients without a key
 
     def watch(self, client: Watched, events: int) -> None:
         """Call `Watched.ready` when one of the epoll ``events`` occurs or the client disconnects.

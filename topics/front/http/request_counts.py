@@ -17,7 +17,7 @@ SECONDS: Final = SENT + 1
 BUCKETS: Final = SECONDS + 1
 _WIDTH: Final = BUCKETS + len(LATENCY_BOUNDS_US) + 1
 _BOUNDS_S: Final = [bound / 1e6 for bound in LATENCY_BOUNDS_US]
-RANDOM_BYTES = 6  # of a process's prefix, so that its ids differ from the ids of other processes
+RANDOM_BYTES = 6  # length of the prefix that makes the ids of different processes distinct
 
 
 class RequestIds:
@@ -33,15 +33,15 @@ class RequestIds:
 
 
 class RequestCounts:
-    """Request metrics of a front since its start. `values` returns them for the board.
+    """Request metrics of a front since its startup. `values` returns them for the board.
 
     The measured time covers the entire request, including the waits of long polls and the duration
     of streams. Each route has one row, so that a request costs one look-up:
 
-        0 ...            requests with each status, in the order of `STATUSES`
+        0 ...            number of requests with each status, in the order of `STATUSES`
         RECEIVED, SENT   bytes of requests and responses, heads included
         SECONDS          the sum of the times, a float
-        BUCKETS ...      requests up to each of `LATENCY_BOUNDS_US`, then requests above all bounds
+        BUCKETS ...      number of requests up to each of `LATENCY_BOUNDS_US`, then above all bounds
     """
 
     __slots__ = ("_rows",)

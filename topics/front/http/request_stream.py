@@ -73,7 +73,7 @@ class RequestStream:
         return self.next_head()
 
     def take(self, length: int) -> bytes | None:
-        """Return ``length`` bytes of a body, or None if they have not fully arrived."""
+        """Return ``length`` bytes of a body, or None if they have not all arrived."""
         start, end = self.pos, self.pos + length
         if end > len(self.buffer):
             return None
@@ -89,8 +89,8 @@ class RequestStream:
     def compact(self) -> int:
         """Drop the used part of the buffer, and return the number of bytes that are kept.
 
-        If the unused rest is longer, keep both, because copying the rest each time would cost more.
-        The result includes the bytes of a partial head.
+        If the unused part is longer, keep both, because copying it each time would cost more. The
+        result includes the bytes of a partial head.
         """
         if 2 * self.pos >= len(self.buffer):
             self.buffer, self.pos = self.buffer[self.pos :], 0

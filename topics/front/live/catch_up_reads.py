@@ -28,7 +28,7 @@ LONG_PER_PASS = 16  # readers that receive a long page in one loop iteration
 
 
 class SharedResult(Generic[R]):
-    """The result of one call, for all readers that wait for it."""
+    """The result of one call, shared by all readers that are waiting for it."""
 
     def __init__(self) -> None:
         self._done = trio.Event()
@@ -113,7 +113,7 @@ class CatchUpReads:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._reads: dict[FeedReadParams, PageRead] = {}
-        self._budgets: dict[int, ReadBudget] = defaultdict(ReadBudget)  # of the shards
+        self._budgets: dict[int, ReadBudget] = defaultdict(ReadBudget)  # by shard
         self._long = trio.CapacityLimiter(LONG_PER_PASS)
 
     async def read(self, reader: Reader, until_seq: int | None) -> tuple[FeedPage, int]:
@@ -148,13 +148,13 @@ class CatchUpReads:
         return read.page, result.epoch
 
     def _request(self, first: Reader, params: FeedReadParams, read: PageRead) -> bool:
-        """Request a page. Return False if no reader waits for it any longer."""
+        """Request a page. Return False if no reader is waiting for it any longer."""
 
         def then(answer: Reply[FeedReadResult] | TopicsError) -> None:
             del self._reads[params]
             read.settle(answer)
 
-        # The readers may have left while the read waited for space.
+        # The readers may have left while the read was waiting for space.
         if not any(reader.stream.is_following(reader) for reader in read.readers):
             then(NotReady("no stream waits for this page"))
             return False

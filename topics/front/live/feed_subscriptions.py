@@ -5,8 +5,8 @@
                            '----> the kept pages (pages.py)
 
 Under pressure, the front acknowledges pages late, so that the next page is longer. No record is
-dropped, and the order does not change. Readers that catch up wait for the same time between two
-pages.
+dropped, and the order does not change. Readers that are catching up wait for the same time between
+two pages.
 
 A feed opens with its first reader and closes with its last one. It lasts at most as long as its
 link session: when a shard goes down, its feeds are dropped, and their readers subscribe again. A
@@ -42,7 +42,7 @@ from topics.front.live.subscriptions import FeedSubscription, Reader
 from topics.front.pressure.governor import COALESCE_S
 from topics.front.pressure.pressure import Pressure
 
-RETRY_S = 0.25  # wait after a shard has refused a reader
+RETRY_S = 0.25  # delay after a shard has refused a reader
 NOTIFIED_MAX = 256  # streams that one page notifies of its pause
 
 
@@ -62,12 +62,12 @@ class FeedSubscriptions:
         # Keyed by the number that the shard uses in its messages. Numbers are never reused, so a
         # late message for a closed feed is ignored.
         self.by_number: dict[int, FeedSubscription] = {}
-        self._opening: dict[int, SharedResult[FeedOpenResult]] = {}  # by the number of the feed
+        self._opening: dict[int, SharedResult[FeedOpenResult]] = {}  # by feed number
         # Readers with equal options share a feed.
         self._by_view: dict[tuple[str, View], FeedSubscription] = {}
         self._last_number = 0
         self._now = now  # time of the last tick
-        # Readers that wait, each with the time at which it retries.
+        # Waiting readers, each with the time at which it retries.
         self._waiting: dict[Reader, float] = {}
 
     # Requests from streams
@@ -112,7 +112,7 @@ class FeedSubscriptions:
         return feed
 
     def leave(self, reader: Reader) -> None:
-        """Remove the reader from its feed. Close a feed without readers."""
+        """Remove the reader from its feed. Close the feed if it has no more readers."""
         # Also remove a waiting reader, which is in `_waiting` and in no live list.
         self._waiting.pop(reader, None)
         feed, reader.feed = reader.feed, None
@@ -177,20 +177,20 @@ class FeedSubscriptions:
     # Messages from shards
 
     def opened(self, shard: int) -> None:
-        """Wake the waiting readers of a shard that serves, for the first time or again."""
+        """Wake the waiting readers of a shard that has started or resumed serving."""
         for reader in [reader for reader in self._waiting if reader.shard == shard]:
             self._wake(reader)
 
     def closed(self, shard: int) -> None:
         """Drop all feeds of a shard that went down. Their readers subscribe again."""
-        # The session of these feeds has ended. Their numbers are not used in the next one.
+        # The link session of these feeds has ended. Their numbers are not used in the next session.
         for feed in [feed for feed in self.by_number.values() if feed.shard == shard]:
             self._drop(feed)
             for reader in _detached(feed):
                 reader.stream.catch_up()
 
     def feed_ended(self, shard: int, params: FeedEndedParams) -> None:  # noqa: ARG002 - the front assigns the numbers
-        """Handle the end of a feed, which an error or the deletion of its topic has caused."""
+        """Handle the end of a feed, which was caused by an error or by the deletion of its topic."""
         feed = self.by_number.get(params.feed)
         if feed is None:
             return
@@ -209,7 +209,7 @@ class FeedSubscriptions:
         # The feed was closed while this page was in flight.
         if feed is None:
             return
-        # The band of the topic, as the shard has determined it, selects the pause under pressure.
+        # The topic's band, which the shard has determined, selects the pause under pressure.
         feed.band = params.band
         is_calm = self._pressure.is_unthrottled
         pause_s = 0.0 if is_calm else self._pressure.pause_s(shard, feed.band)

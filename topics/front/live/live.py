@@ -3,7 +3,7 @@
 shards --jobs--> work streams (work_subscriptions.py, work_stream.py)
 shards --> feeds (feed_subscriptions.py) --page--> every stream whose cursor is where the page
                |                                   begins (topic_streams.py)
-               '-> the newest pages are kept for readers slightly below the head (pages.py)
+               '-> cache of the newest pages, for readers slightly below the head (pages.py)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Live(Streams):
         self.shards, self.pressure = shards, pressure
         self.feeds = feeds = FeedSubscriptions(shards, pressure, self.call_in, self.now)
         self.work = work = WorkSubscriptions(shards, slots.streams, pressure, self.call_in)
-        self.publish_bytes = 0  # bytes of publishes in flight on all WebSockets
+        self.publish_bytes = 0  # total length of the publishes in flight on all WebSockets
         self.publish_max_bytes = settings.max_body_bytes
         self.opened, self.page, self.feed_ended = feeds.opened, feeds.page, feeds.feed_ended
         self.jobs, self.work_ended = work.jobs, work.work_ended

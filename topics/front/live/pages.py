@@ -12,8 +12,8 @@ from typing import Any
 
 from topics.formats.wire.calls import FeedPageParams, FeedReadResult
 
-CACHE_MAX_BYTES = 32 << 20  # of records, for all feeds together; renderings are not counted
-CACHE_MAX_PAGES = 64  # for each feed
+CACHE_MAX_BYTES = 32 << 20  # records in the pages of all feeds; renderings are not counted
+CACHE_MAX_PAGES = 64  # per feed
 PAGE_OVERHEAD_BYTES = 512  # counted for each page in addition to its records
 
 

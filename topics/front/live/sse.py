@@ -5,7 +5,7 @@ at open      `RETRY`: the delay after which a client reconnects
 taken over   `NEVER_AGAIN`: no reconnect; otherwise two tabs would displace each other forever
 data lines   one, and another one after each line end in the white space of a payload
 heartbeat    a comment
-error        reports why the stream ends, that a topic cannot be read, or that topics are paced
+error        reports that the stream ends, that a topic cannot be read, or that topics are paced
 """
 
 from __future__ import annotations

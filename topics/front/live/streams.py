@@ -38,16 +38,16 @@ from topics.front.limits import FrontSlots
 
 log = structlog.get_logger()
 
-CHECKS_MAX = 256  # streams that one loop iteration checks; this takes some milliseconds
+CHECKS_MAX = 256  # maximum number of streams checked in one loop iteration (some milliseconds)
 # Maximum number of long writes and ends of streams in one loop iteration, which take some
 # milliseconds.
 HEAVY_STREAMS_MAX = 16
 NOTICE_INTERVAL_S = 10.0  # minimum interval between two notices to a stream that it is paced
-UNSENT_MAX_BYTES = 128 * 1024  # in the kernel, beyond the client's receive window
-# Longest time that the client's kernel may leave sent bytes unacknowledged.
+UNSENT_MAX_BYTES = 128 * 1024  # unsent bytes in the kernel beyond the client's receive window
+# Maximum time for which the client's kernel may leave sent bytes unacknowledged.
 UNCONFIRMED_MAX_S = 60.0
 RECEIVE_BYTES = 4096
-# Bytes of one write call; one iteration may send a long page to many streams.
+# Maximum length of one write call, because one iteration may send a long page to many streams.
 SEND_MAX_BYTES = 256 * 1024
 JOIN_MAX_BYTES = 32 * 1024  # longer parts are not copied into a joined buffer
 
@@ -55,7 +55,7 @@ Args = TypeVarTuple("Args")
 
 
 class StreamKind(IntEnum):
-    """The row index of each kind of stream in the metric ``topics_streams``."""
+    """The kinds of streams. Each value is a row index in the metric ``topics_streams``."""
 
     WATCH = 0
     WORK = 1
@@ -110,7 +110,7 @@ class Streams:
     # running loop would keep a reference to a stream that has ended.
 
     def schedule_check(self, stream: Stream, seconds: float) -> None:
-        """Schedule a check of the stream at the first tick after ``seconds``, or earlier."""
+        """Schedule a check of the stream for the first tick after ``seconds``, or earlier."""
         tick = max(int((trio.current_time() + seconds) // TICK_INTERVAL_S), self._tick) + 1
         if stream.tick is None or tick < stream.tick:
             self._unschedule(stream)
@@ -126,7 +126,9 @@ class Streams:
                 del self._due[tick]
 
     def _check_due(self, due: set[Stream]) -> None:
-        """Check a bounded number of streams of one tick, and schedule their next checks."""
+        """Check a bounded number of the streams that are due at one tick, and schedule their next
+        checks.
+        """
         for stream in [*islice(due, CHECKS_MAX)]:
             self._unschedule(stream)
             stream.attempt(stream.check)
@@ -173,8 +175,8 @@ class Streams:
     def check_limits(self, principal: Principal, leaving: Stream | None = None) -> None:
         """Check the limits for one more stream.
 
-        The caller must call `hold_slot` before its task waits for anything. ``leaving`` is a stream
-        that the new stream replaces. Raise `Throttled` if a limit is reached (§11).
+        The caller must call `hold_slot` before the next await. ``leaving`` is a stream that the new
+        stream replaces. Raise `Throttled` if a limit is reached (§11).
         """
         self.slots.streams.check(principal, leaving=0 if leaving is None or leaving.ended else 1)
 
@@ -220,9 +222,7 @@ class Streams:
             stream.attempt(stream.drain)
 
     def end_refused(self) -> None:
-        """Close the streams whose keys were removed or have other rights, because the keys have
-        changed.
-        """
+        """Close the streams whose keys were removed or whose rights have changed."""
         for stream in list(self.streams):
             if (failure := self.keys.refusal(stream.principal)) is not None:
                 stream.attempt(stream.fail, status_of(failure), failure.message)
@@ -239,7 +239,7 @@ class Stream(ABC):
                      '------socket error--> end
     """
 
-    # True if the stream has acquired its slot before it begins, and releases it.
+    # True if the stream acquires its slot before it begins and releases the slot itself.
     has_own_slot = False
     kind: StreamKind
 
@@ -259,7 +259,7 @@ class Stream(ABC):
         self.scope = trio.CancelScope()  # the cancel scope of `until_ended`
         self.outbox = Outbox(live, sock, self, is_chunked=is_chunked)
 
-    # Bytes of the events, which subclasses define
+    # Event bytes, which subclasses define
 
     @abstractmethod
     def failure_event(self, code: int, error: str) -> bytes:
@@ -387,10 +387,10 @@ class Stream(ABC):
         return self.outbox.unsent is not None
 
     def on_sent(self) -> None:  # noqa: B027 - only some streams use it
-        """Called when the socket has accepted all written data."""
+        """Handle that the socket has accepted all written data."""
 
     def resumed(self) -> None:  # noqa: B027 - only topic streams react to it
-        """Called when a stalled socket accepts data again."""
+        """Handle that a stalled socket accepts data again."""
 
 
 class Outbox:
@@ -416,7 +416,7 @@ class Outbox:
         self._live, self._sock, self._owner = live, sock, owner
         self._is_chunked = is_chunked
         self.is_closed = False
-        self.sent_bytes = 0  # by this stream
+        self.sent_bytes = 0  # total bytes that this stream has sent
         self.backlog: list[bytes] = []  # parts to send after the unsent part
         self.last_sent = live.now
         self.unsent: memoryview | None = None  # set while the outbox is stalled
@@ -436,7 +436,7 @@ class Outbox:
             live = self._live
             is_shared = parts[0] is live.shared and len(parts) == 1
             parts = live.shared_chunk if is_shared else self._chunk(parts)
-        # Keep the order: the unsent data is first.
+        # Keep the order: the unsent data is sent first.
         if self.unsent is not None:
             self._keep_unsent(parts, 0)
             return
@@ -533,9 +533,7 @@ class Outbox:
             del self._owner
 
     async def _send_unsent(self, scope: trio.CancelScope) -> None:
-        """Send the unsent data in a task that waits for this client only and ends with the
-        stream.
-        """
+        """Send the unsent data, in a task that waits only for this client and ends with the stream."""
         try:
             with scope:
                 while self.unsent is not None and not self.is_closed:

@@ -1,9 +1,9 @@
 """Readers and feed subscriptions: the cursors of streams, and the topics that shards send.
 
-A *reader* is the cursor of one stream in one topic. A *feed subscription* is a topic in a view, as
-a shard sends it to this front. Readers with equal views share it. A reader is *live* while its
-cursor is exactly at the seq of its feed. Then the next page of the feed is delivered to it as soon
-as the page arrives.
+A *reader* is the cursor of one stream in one topic. A *feed subscription* is a topic in a view that
+a shard sends to this front. Readers with equal views share it. A reader is *live* while its cursor
+is exactly at the seq of its feed. Then the next page of the feed is delivered to it as soon as the
+page arrives.
 
     catching up --reaches the feed's seq--> live --socket is full, feed ends--> catching up
          '---shard not ready---> waiting ---shard serves, or RETRY_S later---> catching up
@@ -77,7 +77,7 @@ class Reader:
         self.is_live = False
         self.is_caught_up = False  # the client was notified that it has received all records
         self.is_connecting = True  # nothing has been delivered yet
-        self.is_waiting = False  # for its shard, or for the pause of its band
+        self.is_waiting = False  # waiting for its shard, or for the pause of its band
 
     @property
     def needs_catch_up(self) -> bool:
@@ -104,7 +104,7 @@ class FeedSubscription:
         self.kept = FeedPages()
 
 
-# The start of readers, the same for watch sessions and WebSockets
+# Start positions of readers, for watch sessions and WebSockets
 
 
 class TopicHead(NamedTuple):
@@ -116,19 +116,21 @@ class TopicHead(NamedTuple):
 
 
 class ReaderStart(NamedTuple):
-    """The start of a reader. ``epoch`` is 0 if ``from_seq`` is above the head of the topic."""
+    """The start position of a reader. ``epoch`` is 0 if ``from_seq`` is above the head of the
+    topic.
+    """
 
     from_seq: int
     epoch: int
     head: TopicHead
 
     def members(self) -> dict[str, int]:
-        """Return the members of the response that report the start."""
+        """Return the response members that report the start position."""
         return {"from_seq": self.from_seq, **self.head._asdict()}
 
 
 def begin_at(start: Start, head: TopicHead) -> ReaderStart:
-    """Return where a reader that requests ``start`` begins in a topic."""
+    """Return the position at which a reader that requests ``start`` begins in a topic."""
     from_seq = head.head_seq if start.tail else start.from_seq
     if start.epoch is not None:
         return ReaderStart(from_seq, start.epoch, head)

@@ -11,8 +11,8 @@ a slow shard delays only its own topics. Within a task, the readers take turns:
     reader below its feed --> a kept page, or a page read from the shard --> sent --> again
     reader at the seq of its feed --> live in the feed
 
-A page that arrives while the stream is stalled is discarded and read again later. So no pages wait
-in memory for a client that does not read. While clients hold too much memory
+A page that arrives while the stream is stalled is discarded and read again later. So no pages are
+kept in memory for a client that does not read. While too much memory is held for clients
 (`topics.front.held_memory`), pages are read later.
 """
 
@@ -82,7 +82,7 @@ class TopicStream(ReaderStream):
         """Return the event that reports that the topic cannot be read. The stream continues."""
 
     def moved(self, reader: Reader) -> None:
-        """Called when the reader's cursor has moved."""
+        """Handle that the reader's cursor has moved."""
 
     # Begin and end
 
@@ -169,8 +169,8 @@ class TopicStream(ReaderStream):
                 return
             page, epoch = await self._next_page(reader, feed)
         except TopicNotFound:
-            # The shard does not know the topic. The client is notified, and other topics
-            # continue.
+            # The shard does not know the topic. Notify the client, and continue with the other
+            # topics.
             self.notify_deleted(reader, reader.seq)
         # The condition is temporary. Try again when the shard serves or memory is free.
         except (NotReady, Throttled):
@@ -191,8 +191,9 @@ class TopicStream(ReaderStream):
     async def _next_page(self, reader: Reader, feed: FeedSubscription) -> tuple[FeedPage, int]:
         """Return the page that continues the reader, and its epoch.
 
-        The page is a kept page or is read from the shard. Raise `Throttled` while the clients of
-        this key, or all clients, hold too much memory, or another `TopicsError` from the shard.
+        The page is a kept page or is read from the shard. Raise `Throttled` while too much memory
+        is held for the clients of this key or for all clients. Also raise the shard's
+        `TopicsError`.
         """
         until_seq = None
         if _has_epoch_of(reader, feed):

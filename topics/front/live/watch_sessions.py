@@ -4,8 +4,8 @@ A session keeps a cursor for each topic. Each event has an id that identifies al
 event. A client that reconnects with an id is rewound to these cursors, and never moved forward.
 
     an id contains                 the session is rewound with
-    the map from topic to cursor   the id itself
-    the number of a checkpoint     the moves since then, or an older complete map
+    a map from topic to cursor     the id itself
+    the number of a checkpoint     the moves since that checkpoint, or an older complete map
 
 Without an id, the session is rewound to the data that the last stream's socket did not accept
 completely. An id that this session cannot have sent is ignored, so that it cannot hide this data. A
@@ -48,15 +48,16 @@ class WatchSession:
     cursors: dict[str, Cursor]
     deleted: dict[str, int] = field(default_factory=dict)  # deleted topics with their last head_seq
     stream: TopicStream | None = None
-    ended_at: float = 0.0  # start of the time without a stream
+    ended_at: float = 0.0  # time at which the last stream ended
     checkpoint: int = 0
     # (checkpoint, topic, cursor of the topic before the move).
     moves: deque[tuple[int, str, Cursor]] = field(default_factory=lambda: deque(maxlen=MOVES_MAX))
     maps: list[tuple[int, dict[str, Cursor]]] = field(default_factory=list)  # ordered by checkpoint
     earlier: dict[str, EarlierIncarnation] = field(default_factory=dict)
-    # Cursors before the moves that the last stream's socket did not accept completely.
+    # By topic, the cursors before each move whose data the last stream's socket did not fully
+    # accept.
     unsent: dict[str, list[Cursor]] = field(default_factory=dict)
-    # True after the first id that was the number of a checkpoint, because the map was too long.
+    # True after the session has sent a checkpoint number as an id, because the map was too long.
     has_checkpoints: bool = False
 
     def id(self) -> bytes:
@@ -72,7 +73,7 @@ class WatchSession:
         """Move the cursor of a topic to ``seq``."""
         if self.has_checkpoints:
             self._note_move(topic)
-        # The topic was recreated: from now on seqs of ids may belong to either incarnation.
+        # The topic was recreated. From now on, seqs in ids may belong to either incarnation.
         last, before = self.cursors[topic]
         if epoch != before:
             known = self.earlier.get(topic)
@@ -179,6 +180,6 @@ class WatchSession:
         """Store a seq of the new incarnation that is part of an id."""
         shown = self.earlier[topic].shown
         shown.add(seq)
-        # After this many moves, the client has received the end of the earlier topic.
+        # After this many moves, the client has received the end of the earlier incarnation.
         if len(shown) > MOVES_MAX:
             del self.earlier[topic]

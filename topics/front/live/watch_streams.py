@@ -1,4 +1,4 @@
-"""Watch streams (§7.2): server-sent events of topics, and the streams that send them.
+"""Watch streams (§7.2): streams that send the records of topics as server-sent events.
 
     id: CURSORS            all events except for errors
     event: NAME            record, tombstone, caught-up, topic-deleted, error
@@ -79,7 +79,7 @@ class EventStream(TopicStream):
         return self.removed_topic_event(reader.topic, head_seq)
 
     def removed_topic_event(self, topic: str, head_seq: int) -> bytes:
-        """Return ``event: topic-deleted``, also for a topic without a reader."""
+        """Return ``event: topic-deleted`` for a topic that may have no reader."""
         members = {"topic": topic, "head_seq": head_seq, "reason": "deleted"}
         return self._event(b"topic-deleted", members)
 
@@ -120,7 +120,7 @@ class WatchStream(EventStream):
         )
         self.session = session
         self.shares_ids = len(session.cursors) == 1
-        # Cursors before the moves that the socket has not accepted completely.
+        # By topic, the cursors before each move whose data the socket has not fully accepted.
         self._before: dict[str, list[Cursor]] = {}
 
     def id(self) -> bytes:

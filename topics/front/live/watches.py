@@ -105,7 +105,7 @@ class Watches:
         if session.principal is not ANYONE and session.principal.digest != principal.digest:
             raise Unauthorized("the session belongs to another key")
         if not accepts_events(accept):
-            raise NotAcceptable("the response is text/event-stream")
+            raise NotAcceptable("this route only returns text/event-stream, which Accept excludes")
         self.live.check_limits(principal, leaving=session.stream)
         if session.stream is None:
             # Restart the idle time, because a slow client may receive the head of its stream late.
@@ -138,8 +138,7 @@ class Watches:
                     self._note_idle(session)
 
     def end_refused(self) -> None:
-        """Remove the sessions whose keys were removed or have other rights, because the keys have
-        changed.
+        """Remove the sessions whose keys were removed or whose rights have changed.
 
         `Live.end_refused` ends their streams.
         """
@@ -148,7 +147,7 @@ class Watches:
                 self._remove(session)
 
     def _note_idle(self, session: WatchSession) -> None:
-        """Mark a session as idle, as the last one in the order of removal."""
+        """Mark a session as idle and put it last in the order of removal."""
         session.ended_at = time.monotonic()
         self._idle.pop(session.wid, None)
         self._idle[session.wid] = session

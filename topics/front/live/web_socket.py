@@ -2,7 +2,7 @@
 
     receive --reader--> frames --text--> command --> publishes, subscriptions (in order)
        ^                            '---> pong, close
-       '-- only while publishes in flight are below the bounds and the client reads the replies
+       '-- while publishes in flight are below the bounds and the client reads the replies
 
 The shards process the same bytes as for HTTP. One loop iteration handles at most
 `FRAMES_PER_ITERATION` frames of a socket, and sends their replies in one write. Three conditions
@@ -53,7 +53,9 @@ from topics.front.live.web_socket_stream import WebSocketStream, refusal, reply
 
 
 class MessageClock:
-    """The time limit of an incomplete message of one socket. The message is late at ``due``."""
+    """The time limit for receiving the current message on one socket. The message is late at
+    ``due``.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._timings = connection.timings
@@ -61,7 +63,7 @@ class MessageClock:
         self.due = NEVER
 
     def restart(self) -> None:
-        """Reset the limit, because no message has begun or another message begins."""
+        """Reset the limit, because no message is incomplete or a new message begins."""
         self._left_s = self._timings.body_grace_s
 
     def start_waiting(self) -> None:
@@ -76,7 +78,7 @@ class MessageClock:
         self.due = NEVER
 
 
-FRAMES_PER_ITERATION = 64  # takes 1 ms for publishes or refusals; then other connections run
+FRAMES_PER_ITERATION = 64  # other connections run after these, which take about 1 ms
 # Number of frames after which publishes are sent, so that the shard can process them while the
 # front decodes the remaining frames.
 FLUSH_EVERY = 32
@@ -98,12 +100,12 @@ class WebSocket(WebSocketStream):
         self._connection, self._settings, self._limits = connection, settings, limits
         self._publishes = Publishes(live, settings, self, self._send_answers)
         # A list, so that the replies of an iteration are sent in one write.
-        self._replies: list[bytes] = []  # of this iteration; empty whenever this task waits
+        self._replies: list[bytes] = []  # this iteration's replies; empty whenever this task waits
         # Set when the front may read the socket again, because the publishes have fallen below the
         # bounds or the client reads.
         self._has_space = trio.Event()
         self._clock = MessageClock(connection)
-        self._held_bytes = 0  # of an incomplete message
+        self._held_bytes = 0  # received bytes of the incomplete message
         self._draining = False
         self._short_max_bytes = short_body_max(settings)
         may_write = principal.allows(Scope.WRITE)
@@ -173,7 +175,7 @@ class WebSocket(WebSocketStream):
         return True
 
     async def _receive(self, *, is_mid_message: bool) -> bytes:
-        """Return the next input of the client, or empty bytes at its end.
+        """Return the client's next input, or empty bytes at the end of the input.
 
         ``is_mid_message`` is true within a message: then the time limit of the message runs.
         """

@@ -2,10 +2,10 @@
 
     publishes of one read --by topic--> batch --one message--> shard --one message--> results
 
-Publishes to one topic that arrive in one read are sent as batches of a bounded length, and the
-publishes of a batch share one reply. The results of one topic are in order. The shard processes
-each publish separately. A publish that is too long for an inline message is sent alone, in shared
-memory. A very long publish is copied there in steps (`add_long`).
+Publishes to one topic that arrive in one read are sent as batches of bounded length. The publishes
+of a batch share one reply. The results of one topic are in order. The shard processes each publish
+separately. A publish that is too long for an inline message is sent alone, in shared memory. A very
+long publish is copied there in steps (`add_long`).
 
 Publishes are sent without waiting for each other. The unanswered publishes are bounded for each
 socket and for all sockets (`is_full`). Above a bound, the socket is not read.
@@ -39,9 +39,9 @@ from topics.front.live.streams import Stream
 from topics.front.live.web_socket_stream import refusal
 from topics.front.request import Body, listed
 
-UNANSWERED_MAX = 1024  # publishes of one socket
+UNANSWERED_MAX = 1024  # maximum number of unanswered publishes per socket
 UNANSWERED_MAX_BYTES = 16 << 20
-COPY_BYTES = 1 << 20  # copied in one step
+COPY_BYTES = 1 << 20  # maximum number of bytes copied in one step
 
 
 class PublishBatch:
@@ -56,7 +56,7 @@ class PublishBatch:
         self.topic, self.seqs, self.at = topic, seqs, time.monotonic_ns()
         self.request_ids: list[bytes] = []
         self.bodies: list[bytes] = []
-        self.length = 0  # of the bodies, in bytes
+        self.length = 0  # total length of the bodies, in bytes
 
 
 class MessageFiller:
@@ -194,7 +194,7 @@ class Publishes:
             self._stream.attempt(self._answered, batch, failure)
         else:
             self._ask(batch, shard, lengths, body)
-        batch.bodies = []  # long ones are in shared memory now
+        batch.bodies = []  # long bodies are in shared memory now
 
     def _ask(
         self, batch: PublishBatch, shard: int, lengths: Sequence[int] | None, body: Body

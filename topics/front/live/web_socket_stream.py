@@ -9,7 +9,7 @@
                    `throttled`, topics are paced; with a request_id: a command was refused
     pong, subscribed, unsubscribed, ack    a command was executed
 
-Only the client keeps cursors. The server keeps no state of a closed socket.
+Only the client keeps cursors. The server keeps no state for a closed socket.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Work stream (§10.8): leases jobs to one client and pushes them as server-sent events.
 
-    work.jobs --> events --> socket --accepted completely--> work.taken: the next jobs may follow
+    work.jobs --> events --> socket --all data accepted--> work.taken, then the next work.jobs
 
-    id: SEQ        of the job
-    event: job     or error, without an id: the stream ends, or is paced
-    data: JSON     like a member of ``claimed``, with its topic
+    id: SEQ        the job's seq; an error event has no id
+    event: job     or ``error``, which reports that the stream ends or is paced
+    data: JSON     a member as in ``claimed``, with the job's topic
 
 The shard sends the next jobs only after the socket has accepted the previous ones. So a client that
-reads slowly delays its own jobs, and at most one page of jobs waits in memory for it. When a stream
-ends, for any reason, its shard releases its leases.
+reads slowly delays only its own jobs, and at most one page of jobs is kept in memory for it. When a
+stream ends, for any reason, its shard releases its leases.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WorkStream(JobReceiver):
             is_chunked=connection.is_chunked,
         )
         self._subscription, self._connection = subscription, connection
-        self._has_untaken = False  # the socket has not accepted all jobs
+        self._has_untaken = False  # true while the socket has not accepted all jobs
 
     async def run(self) -> None:
         """Push jobs until either side closes the stream."""

@@ -5,8 +5,8 @@
       '-- the client disconnects, at any time: work.close
 
 A shard may send jobs before the client's socket is ready, so early messages are kept. There is at
-most one page of them, because the shard sends the next page after `taken`. A subscription holds its
-slot among the streams (§11) from before `work.open` until `close`, because opening leases jobs.
+most one page of them, because the shard sends the next page after `taken`. A subscription holds a
+stream slot (§11) from before `work.open` until `close`, because opening leases jobs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WorkSubscription:
     def __init__(self, number: int, shard: int, topic: str, principal: Principal) -> None:
         self.number, self.shard, self.topic, self.principal = number, shard, topic, principal
         self.is_closed = False
-        self.pages = 0  # pages of jobs that were sent to the client
+        self.pages = 0  # number of job pages that were sent to the client
         self._receiver: JobReceiver | None = None
         self._early: list[Callable[[JobReceiver], None]] = []
 
@@ -87,7 +87,7 @@ class WorkSubscriptions:
         self._shards, self._slots = shards, slots
         self._pressure, self._call_in = pressure, call_in
         self._last_number = 0
-        # Subscriptions that are open in their shards.
+        # The open subscriptions, by number.
         self.by_number: dict[int, WorkSubscription] = {}
 
     # Requests from streams

@@ -1,9 +1,9 @@
 """Governor: the overload controller for one shard, as a front sees it (decision 0030).
 
-    delay ms, each tick      the wait of a new write: in the loop, in the ring, in the shard
-    -> late                  grows with each tick above TARGET_MS, and decreases below half of it
-    -> pauses of streams, longer for low bands
-    -> share                 0..1: the part of all writes that is refused, low bands first
+    delay ms, each tick      expected wait of a new write in the loop, the ring and the shard
+    -> late                  increases per tick above TARGET_MS, decreases below TARGET_MS / 2
+    -> stream pauses         derived from late; longer for low bands
+    -> share                 fraction of all writes to refuse, 0 to 1, from low bands first
 
 A PI controller sets ``share`` from the lowest delay of the last ticks, so that a short burst or a
 stopped process does not change it. No write is refused while the queue is short, because refusals
@@ -19,18 +19,18 @@ from topics.engine.priority import BANDS, TOP_BAND
 
 TICK_S: Final = 0.05
 TARGET_MS: Final = 10.0
-RECENT: Final = 4  # ticks; the controller uses the lowest delay of these
-COALESCE_AT, PACE_AT, REFUSE_AT, LATE_MAX = 2.0, 4.0, 10.0, 20.0  # late ticks
-LATE_RECOVERY: Final = 2.0  # per tick with less than half of TARGET_MS
-TICKS_MAX: Final = 4.0  # the maximum number of ticks that one long tick counts as
-SHARE_MAX: Final = 0.95  # maximum refused part of a band, so that each band makes progress
+RECENT: Final = 4  # number of last ticks of which the controller uses the lowest delay
+COALESCE_AT, PACE_AT, REFUSE_AT, LATE_MAX = 2.0, 4.0, 10.0, 20.0  # values of ``late``
+LATE_RECOVERY: Final = 2.0  # subtracted per tick whose delay is below TARGET_MS / 2
+TICKS_MAX: Final = 4.0  # a long tick counts as at most this number of ticks
+SHARE_MAX: Final = 0.95  # maximum refused fraction of a band, so that each band makes progress
 TOP_BAND_EXCESS: Final = 2.0  # multiple of TARGET_MS below which the top band is not refused
 EXCESS_MAX: Final = 4.0  # multiple of TARGET_MS at which the excess is capped
-QUEUE_MIN: Final = 16  # waiting writes; fewer are not an overload
-INTEGRAL, PROPORTIONAL = 0.006, 0.1  # factors of the excess, and of its change
-SHARE_DECREASE: Final = 0.8  # factor per tick with less than half of TARGET_MS
+QUEUE_MIN: Final = 16  # fewer waiting writes are not an overload
+INTEGRAL, PROPORTIONAL = 0.006, 0.1  # controller gains for the excess and for its change
+SHARE_DECREASE: Final = 0.8  # factor applied per tick whose delay is below TARGET_MS / 2
 SHARE_MIN: Final = 0.001  # smaller shares count as 0
-SMOOTHING: Final = 0.3  # factor of the new value in the moving averages of the rates
+SMOOTHING: Final = 0.3  # weight of the newest value in the moving averages of the rates
 COALESCE_S: Final = 0.02
 PAUSE_MAX_S: Final = 1.0
 PAUSE_WEIGHTS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)  # by band
@@ -49,11 +49,11 @@ class Governor:
         self._late = self._excess = 0.0
         self._recent = deque([0.0] * RECENT, RECENT)
         self._ticked = now
-        # Writes of this tick by band, refused ones included, and the number of refused ones.
+        # This tick's writes by band, including refused ones, and the number of refused writes.
         self._arrived, self._refused = [0] * BANDS, 0
         self._rates = [0.0] * BANDS  # writes per second, by band
-        self._shares = [0.0] * BANDS  # the part of each band that is refused
-        self._debts = [0.0] * BANDS  # the accumulated part of writes to refuse, by band
+        self._shares = [0.0] * BANDS  # refused fraction of the writes of each band
+        self._debts = [0.0] * BANDS  # accumulated fractions of writes to refuse, by band
 
     @property
     def writes_per_s(self) -> float:
@@ -93,8 +93,8 @@ class Governor:
         ticks = min(elapsed_s / TICK_S, TICKS_MAX)
         self._measure(elapsed_s)
         if delay_ms >= TARGET_MS:
-            # A long loop iteration counts as several ticks. If nothing was late before it, for
-            # example because the process was stopped, it counts as one tick.
+            # A long loop iteration counts as several ticks. If no tick was late before it, it
+            # counts as one tick, because the process may only have been stopped.
             self._late = min(self._late + (max(ticks, 1.0) if self._late else 1.0), LATE_MAX)
         elif delay_ms < TARGET_MS / 2:
             self._late = max(self._late - LATE_RECOVERY, 0.0)

@@ -1,12 +1,12 @@
 """Pressure of one front: measures the delays of the front and its shards, and controls writes and
 streams (decision 0030).
 
-    the loop's iterations, the shards' delays --> a `Governor` for each shard --> refusals, pauses
-    appends of a loop iteration that has become long --> `AppendScheduler` --> by band
+    delays of the loop and the shards --> a `Governor` for each shard --> refusals, pauses
+    appends in a loop iteration that has become long --> `AppendScheduler` --> released by band
 
 While there is no pressure, a write checks only ``is_unthrottled``. The response to a refused write
-contains a time that is reserved for this client. The times are as far apart as the server needs,
-and a retry at its time is accepted:
+contains a time that is reserved for this client. These times are spaced according to the server's
+capacity, and a retry at its reserved time is accepted:
 
     refused --promise--> due at its time --a write of the same key to the same topic--> accepted
                                     '--PROMISE_LIFETIME_S later--------------------> expired
@@ -14,8 +14,8 @@ and a retry at its time is accepted:
 A promise belongs to a key and a topic. When it is due, it admits the next write of this key to this
 topic that would otherwise be refused. The next promise for the same key and topic is later than the
 last one, so clients that do not wait delay only themselves. The response to a refused write is
-delayed by `REFUSAL_HOLD_S`. Without this delay, refusing a client that retries immediately could
-cost as much CPU time as its writes.
+delayed by `REFUSAL_HOLD_S`. Without this delay, refusing the writes of a client that retries
+immediately could cost as much CPU time as executing them.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from topics.front.request import Body, Request
 log = structlog.get_logger()
 
 IDLE_LAG_MS: Final = 1.0
-# The fraction of the parking time of appends that counts as lag of the loop.
+# The fraction of the longest parking time of an append that counts as lag of the loop.
 PARKED_PART: Final = 0.25
 NOTICE_INTERVAL_S: Final = 10.0  # minimum interval between two log messages
-BANDS_MAX: Final = 65_536  # number of topics whose bands are stored
+BANDS_MAX: Final = 65_536  # maximum number of topics whose bands are stored
 PROMISES_MAX: Final = 100_000
 PROMISE_LIFETIME_S: Final = 30.0  # lifetime of a promise after it is due
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
-RETRY_PART: Final = 0.1  # the part of the capacity that is for retries; the rest is for new writes
-RATE_MIN: Final = 20.0  # writes per second; the lower bound of the measured capacity
+RETRY_PART: Final = 0.1  # share of the capacity for retries; the rest is for new writes
+RATE_MIN: Final = 20.0  # lower bound of the measured capacity, in writes per second
 REFUSAL_HOLD_S: Final = 0.1
 # A longer body is never refused: it was already received, so a refusal would save little, and a
 # search for the opt-out would take long.
@@ -60,20 +60,20 @@ REFUSABLE_MAX_BYTES: Final = 4 << 20
 
 LONG_ITERATION_S: Final = 0.004  # a longer loop iteration counts as long
 ACTIVE_S: Final = 1.0  # time for which a band is active after an append
-RELEASE_MIN, RELEASE_MAX = 8, 256  # appends that one loop iteration releases
-# Factors for this number after a short and after a long iteration.
+RELEASE_MIN, RELEASE_MAX = 8, 256  # appends that one loop iteration may release
+# Factors by which the number of released appends changes after a short and a long iteration.
 RELEASE_INCREASE, RELEASE_DECREASE = 1.1, 0.8
 
 Holder: TypeAlias = tuple[bytes, str]  # digest of the key, and the topic
-# The function to call, and the time since which it waits.
+# The function to call, and the time since which it has been waiting.
 Parked: TypeAlias = tuple[Callable[[float], object], float]
 
 
 class Bands:
     """The bands of topics, which shards report with each append.
 
-    Most topics are in the band of new topics. Only other bands are stored in ``known``, at most
-    `BANDS_MAX`; then the oldest entry is evicted.
+    Most topics are in the band of new topics. Only topics in a different band are stored in
+    ``known``. If there are more than `BANDS_MAX` of them, the oldest entry is evicted.
     """
 
     def __init__(self) -> None:
@@ -108,8 +108,9 @@ class Promises:
     def promise(self, holder: Holder, now: float, apart_s: float) -> float:
         """Return the time at which the holder may retry.
 
-        For a new holder, it is ``apart_s`` later than the last time of another new holder. The time
-        is not promised if it is too far ahead or if there are too many promises.
+        For a new holder, it is ``apart_s`` later than the last time that was promised to a new
+        holder. The time is not promised if it is too far in the future or if there are too many
+        promises.
         """
         dues = self._due.get(holder)
         if dues:  # the holder has its own sequence, with its share of the capacity
@@ -156,7 +157,7 @@ class Promises:
 
 
 class AppendScheduler:
-    """Defers appends of low bands in a long loop iteration.
+    """Defers appends to topics in low bands if a loop iteration becomes long.
 
         append --a short iteration, or no higher band is active--> continues
            '--> parked, by band --> released, as many per iteration as fit --> continues
@@ -245,13 +246,13 @@ class Pressure:
     ) -> None:
         self.is_unthrottled = True
         self.bands, self.promises = Bands(), Promises()
-        self.refused_count = 0  # writes and streams, since the start
+        self.refused_count = 0  # refused writes and streams since startup
         self._delay_ms, self._clock = delay_ms, clock
         self._lag = LoopLag(clock()) if lag is None else lag
         self._lag_ms = 0.0
         self.scheduler = AppendScheduler(clock, self._lag)
         self.governors = [Governor(clock()) for _ in range(shards)]
-        self._is_reported = False  # whether the log has a message that writes are refused
+        self._is_reported = False  # true after a log message has reported that writes are refused
         self._reported_at = -math.inf
 
     async def run(self) -> None:
@@ -270,8 +271,8 @@ class Pressure:
     def tick(self, lag_ms: float) -> None:
         """Update all governors. ``lag_ms`` is the delay of the loop.
 
-        Writes that wait for the loop are not in the queue of their shard yet. So if the loop is the
-        larger delay, the writes to all shards count as one queue.
+        Writes that are waiting for the loop are not in their shard's queue yet. So if the loop is
+        the larger delay, the writes to all shards count as one queue.
         """
         now = self._clock()
         self._lag_ms = lag_ms = max(lag_ms, PARKED_PART * self.scheduler.oldest_ms())
@@ -327,7 +328,7 @@ class Pressure:
         """Raise `Throttled` if a stream of these topics is refused now.
 
         The start of a stream counts as a write to the topic with the highest priority. ``name``
-        identifies the stream. ``shard`` None means topics of any shard.
+        identifies the stream. If ``shard`` is None, the topics may belong to any shard.
         """
         if not self.is_unthrottled:
             # The lowest share is caused only by the pressure that all shards have in common: the

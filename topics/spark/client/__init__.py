@@ -1,8 +1,9 @@
-"""The requests of Spark's sources, sinks and jobs. No module imports Spark or the server.
+"""Requests made by the Spark sources, sinks and jobs. No module in this package imports Spark or
+the server.
 
-http.py     a client: raw records, counts, and RequestError with advice
-ranges.py   the records between two seqs, and the losses among them
-servers.py  a list of servers, and the server that has a topic
+    http.py     a client that returns raw records and counts, and raises RequestError with advice
+    ranges.py   the records between two seqs, and the losses among them
+    servers.py  a list of servers, and the server on which a topic is created
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""The requests of sources, sinks and jobs. They are sent by `topics.client`.
+"""HTTP client: the requests made by sources, sinks and jobs, which `topics.client` sends.
 
-This module adds pages whose records are cheap to decode, and errors of one line with advice.
+This module adds pages whose records are cheap to decode, and one-line errors with advice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from topics.spark.client.servers import without_user_info
 
 T = TypeVar("T")
 
-LIST_SIZE = calls.PAGE  # topics in a page of a list; no server returns more
-EXCERPT_CHARS = 80  # of a value in a message
+LIST_SIZE = calls.PAGE  # number of topics in a list page; no server returns more
+EXCERPT_CHARS = 80  # maximum length of a value in a message
 # The errors of OpenSSL if one side rejects the other's certificate, or the server has no TLS.
 TLS_FAILURE = re.compile(r"\[SSL: \w*(CERTIFICATE|UNKNOWN_CA|WRONG_VERSION)\w*\]")
-PAGE_BYTES = 8 << 20  # of records in a page; no server returns more (§11)
+PAGE_BYTES = 8 << 20  # size of the records in a page; no server returns more (§11)
 _AGAIN = "run the query or the job again"
 ADVICE = {
     "unauthorized": (
@@ -85,9 +85,9 @@ class RequestError(Exception):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record of a page (§3). ``data`` and ``meta`` contain the JSON as it was written. ``meta``
-    is empty if the record has none, or if it was not requested. With ``gc=False``, the garbage
-    collector does not scan the thousands of records of a page.
+    """A record in a page (§3). ``data`` and ``meta`` contain the JSON text as it was written.
+    ``meta`` is empty if the record has none, or if it was not requested. With ``gc=False``, the
+    garbage collector does not scan the thousands of records of a page.
     """
 
     seq: int = msgspec.field(name="$seq")
@@ -114,7 +114,7 @@ _page = msgspec.json.Decoder(Page).decode
 
 
 class TopicsClient:
-    """A client of one server. All requests, including appends, are retried, and raise
+    """A client for one server. All requests, including appends, are retried, and raise
     `RequestError` if they fail. ``retries`` counts the repeated attempts.
 
     ``options`` are options of `topics.client.Topics`. Unlike there, the environment does not set
@@ -134,11 +134,13 @@ class TopicsClient:
 
     @property
     def connections(self) -> int:
-        """The number of connections that were opened (`topics.client.sync.pool.Pool`)."""
+        """The number of connections that have been opened (`topics.client.sync.pool.Pool`)."""
         return self._client.pool.connections
 
     def state(self, topic: str) -> TopicState | None:
-        """Return the topic's state (§1), or None if it does not exist. Not counted as a read."""
+        """Return the topic's state (§1), or None if it does not exist. The request does not count
+        as a read.
+        """
         try:
             return self._send(topic, calls.get_topic(topic))
         except RequestError as error:
@@ -161,8 +163,8 @@ class TopicsClient:
         return receipt
 
     def diff(self, topic: str, *, from_seq: int, limit: int, **fields: Any) -> Page:
-        """Return records with a seq above ``from_seq``, at most ``limit`` or as many as the server
-        allows. ``fields`` are other fields of the request (§3), such as ``epoch``, the expected
+        """Return records with a seq above ``from_seq``, at most ``limit`` records or the server's
+        maximum. ``fields`` are other fields of the request (§3), such as ``epoch``, the expected
         incarnation. A field that is None is omitted.
         """
         fields |= {"limit": limit, "max_batch_bytes": PAGE_BYTES}
@@ -170,7 +172,7 @@ class TopicsClient:
 
     def listing(self, prefix: str) -> Iterator[TopicInfo]:
         """Yield the topics whose names start with ``prefix`` and that the key may see (§1), sorted
-        by name. A request returns 1,000 of them.
+        by name. Each request returns up to 1,000 topics.
         """
         cursor = None
         while True:
@@ -182,7 +184,7 @@ class TopicsClient:
 
     def check_access(self, topic: str) -> None:
         """Raise `RequestError` unless the key may append. The request is invalid, so nothing is
-        appended; the server checks the scope of the key first.
+        appended, but the server checks the key's scope first.
         """
         try:
             self._send(topic, calls.append(topic, {"create": False, "records": []}))
@@ -209,7 +211,9 @@ class TopicsClient:
 
 
 def _too_long(body: Any, detail: dict[str, Any]) -> str:
-    """Return which record of an append has a tag or node that is too long, or an empty text."""
+    """Return a text that identifies the record of an append whose tag or node is too long, or an
+    empty string.
+    """
     name, most = detail.get("field"), detail.get("max")
     if name not in ("tag", "node") or most is None or not isinstance(body, msgspec.Raw):
         return ""

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from topics.spark.client.http import Record, RequestError, TopicsClient
 
-PAGE_RECORDS = 10_000  # requested; the server clamps it to its own maximum
+PAGE_RECORDS = 10_000  # requested page size; the server clamps it to its own maximum
 RECREATED = "recreated"
 DELETED = "deleted"  # the topic does not exist
-UNSYNCED = "unsynced"  # a crash of the server lost them before they were durable
+UNSYNCED = "unsynced"  # the records were lost in a server crash before they were durable
 
 
 class Loss(NamedTuple):
@@ -43,7 +43,7 @@ class Range(NamedTuple):
 def read_range(
     client: TopicsClient, part: Range, on_loss: Callable[[Loss], None], **fields: Any
 ) -> Iterator[list[Record]]:
-    """Yield the records of a range in lists that are not empty. ``fields`` are more fields of
+    """Yield the records of a range in nonempty lists. ``fields`` are additional fields for
     `TopicsClient.diff`. ``on_loss`` may raise. Raise `RequestError`.
     """
     at, last = part.after, part.last

@@ -6,8 +6,8 @@ A list consists of addresses with optional names, separated by commas:
     a=http://10.0.0.1:4000,b=http://10.0.0.2:4000     two servers, named a and b
 
 The name of a server is its identity. It is stored in the offsets of queries, so a server that keeps
-its name may move to another address. If an entry has no name, its address is the name. User info
-of an address (``user:password@``) is a secret and never part of the name.
+its name may move to another address. If an entry has no name, its address is the name. User info in
+an address (``user:password@``) is a secret and is never part of the name.
 
 A new topic is created on the server that rendezvous hashing selects: the score of a server is a
 hash of its name and the topic's name, and the highest score wins. All clients select the same
@@ -32,7 +32,7 @@ class Server:
     """A server: its name and its address."""
 
     name: str
-    url: str = field(repr=False)  # its user info is a secret
+    url: str = field(repr=False)  # may contain user info, which is secret
 
     @property
     def address(self) -> str:
@@ -61,7 +61,7 @@ class Servers:
         try:
             members = sorted(_server(part.strip()) for part in text.split(",") if part.strip())
         except Invalid as error:
-            # Any part of an address with user info may be a fragment of the password.
+            # If an address has user info, any part of it may be a fragment of the password.
             what = "an address with user info" if "@" in text else str(error)
             raise BadServers(f"{what} is not an address of a server; {EXAMPLE}") from None
         if not members:
@@ -79,13 +79,13 @@ class Servers:
         return max(self.members, key=lambda member: (_score(member.name, topic), member.name))
 
     def index(self, name: str) -> int:
-        """Return the index of a name among the sorted names. Raise KeyError if there is none."""
+        """Return the index of a name among the sorted names. Raise KeyError if it is unknown."""
         return {member.name: index for index, member in enumerate(self.members)}[name]
 
 
 def _server(text: str) -> Server:
     name, equals, url = text.partition("=")
-    if not equals or "://" in name:  # an address that contains = is refused below
+    if not equals or "://" in name:  # an address that contains ``=`` is refused below
         name, url = "", text
     try:
         url = checked_url(url)
@@ -99,7 +99,7 @@ def _server(text: str) -> Server:
 
 
 def without_user_info(url: str) -> str:
-    """Return the address, or a text that contains it, without ``user:password@``."""
+    """Return an address, or a text that contains an address, without ``user:password@``."""
     return re.sub(r"//[^\s/]*@", "//", url)
 
 

@@ -1,6 +1,6 @@
-"""Append the rows of a job to its topic, and report the counts.
+"""Appending: appends a job's rows to its topic, and reports the counts.
 
-The writer of a data source commits in another process. Therefore a job runs the sender by
+A data source's writer commits in a different process. Therefore a job runs the sender with
 ``mapInArrow``, which returns the counts of each task to the driver.
 """
 
@@ -30,8 +30,9 @@ COUNTS = ("records", "repeated", "requests", "retries")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """The counts of a job for its topic. An earlier run appended ``repeated`` of the ``records``.
-    ``head_before`` and ``head_after`` are the topic's heads. ``notes`` are other counts of the job.
+    """The counts of a job for its topic. An earlier run had already appended ``repeated`` of the
+    ``records``. ``head_before`` and ``head_after`` are the topic's heads. ``notes`` contains
+    additional counts of the job.
     """
 
     topic: str
@@ -46,13 +47,13 @@ class Appended:
 
     @property
     def appended(self) -> int:
-        """Records that this run appended."""
+        """The number of records that this run has appended."""
         return self.records - self.repeated
 
     @property
     def surplus(self) -> int:
-        """Seqs that the topic gained in addition to the seqs of this run; negative if seqs are
-        missing.
+        """The number of seqs that the topic has gained in addition to the seqs of this run. It is
+        negative if seqs are missing.
 
         Eviction and deletion do not lower a topic's head. The head is lower only if the topic was
         created again, or the server was restored or lost records in a crash.
@@ -61,7 +62,7 @@ class Appended:
 
     @property
     def agrees(self) -> bool:
-        """Whether the topic's head covers all records that this run appended."""
+        """Whether the topic's head covers all records that this run has appended."""
         return self.surplus >= 0
 
     def and_then(self, later: Appended) -> Appended:
@@ -137,13 +138,13 @@ def append(
     order: Sequence[str] = (),
     quiet: bool = True,
 ) -> Appended:
-    """Append the rows of ``df``, which have the sink's columns, to the existing topic of
+    """Append the rows of ``df``, which have the sink's columns, to the existing topic in
     ``options``, once for each ``scope``. Raise ``ServerError`` or ``JobError``.
 
     ``order`` names columns that identify each row. If it is given, one partition sends all rows in
-    that order, so that the same rows make the same requests, regardless of their earlier
-    partitions. Otherwise, ``df`` must have the same rows in the same partitions and order when
-    Spark computes it again.
+    that order, so that the same rows result in the same requests, regardless of their earlier
+    partitions. Otherwise, ``df`` must have the same rows in the same partitions and order if Spark
+    computes it again.
     """
     topic, started = options.topic, time.monotonic()
     assert topic is not None, "a job has one topic to write to"
@@ -185,7 +186,7 @@ def append(
 
 def open_dest(options: SinkOptions) -> int:
     """Create the topic if it does not exist, check that this key may append, and return the head.
-    An existing topic gets the durability of the options. Raise ``ServerError`` or ``JobError``.
+    An existing topic gets the durability in the options. Raise ``ServerError`` or ``JobError``.
     """
     heads, _ = plan(options, warn, is_job=True)
     return heads[options.topic or ""]

@@ -1,10 +1,12 @@
-"""Archive: copy a topic, or all topics that match a pattern, to a table by date.
+"""Archive: copies a topic, or all topics that match a pattern, to a table that is partitioned by
+date.
 
 A streaming query, whose checkpoint is in the archive's folder, archives each record exactly once. A
-run archives the records since the last run and ends, or follows the topic. There are two formats:
+run archives the records since the last run and then ends, or it follows the topic. There are two
+formats:
 
-    delta    a commit for each batch (`archive_table`): exactly once for every reader
-    parquet  Structured Streaming's own file sink: exactly once for Spark, by DIR/_spark_metadata
+    delta    a commit for each batch (`archive_table`): exactly once for all readers
+    parquet  Structured Streaming's own file sink: exactly once for Spark (DIR/_spark_metadata)
 
 At the end, the files are compared with the server (`archive_check`).
 """
@@ -42,8 +44,8 @@ CHECKPOINT = "_checkpoint"
 
 
 class ArchiveSummary(NamedTuple):
-    """The checks of the topics of a run. ``total`` is the number of records in the archive, of this
-    run and all earlier ones.
+    """The checks of the topics in a run. ``total`` is the number of records in the archive from
+    this run and all earlier ones.
     """
 
     directory: str
@@ -54,12 +56,12 @@ class ArchiveSummary(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Records of this run."""
+        """The number of records that this run has archived."""
         return sum(each.rows for each in self.topics)
 
     @property
     def agrees(self) -> bool:
-        """Whether the files contain all records of the server."""
+        """Whether the files contain all records on the server."""
         return not any(each.fault for each in self.topics)
 
     def text(self) -> str:
@@ -108,7 +110,7 @@ def archive(spark: SparkSession, options: argparse.Namespace) -> ArchiveSummary:
 
 
 def source_of(options: argparse.Namespace) -> dict[str, str]:
-    """Return the options of a read by ``format("topics")``."""
+    """Return the options for a read with ``format("topics")``."""
     return {
         **options_of(options),
         "subscribePattern" if options.pattern else "subscribe": options.topic,
@@ -130,7 +132,7 @@ def heads_of(options: argparse.Namespace) -> Heads:
 
 
 def begin(spark: SparkSession, uri: str, options: argparse.Namespace) -> None:
-    """Check that the folder is empty or already contains this archive. Raise `JobError` if not.
+    """Check that the folder is empty or already contains this archive. Raise `JobError` otherwise.
 
     If an archive job was killed before its first batch, it may have left a checkpoint without a
     ``job.json``.
@@ -174,7 +176,7 @@ def add(commands: Commands) -> None:
     """``topics-spark archive TOPIC DIR``."""
     parser = commands.add_parser(
         "archive",
-        help="copy the new records of a topic to a table by date",
+        help="copy the new records of a topic to a table that is partitioned by date",
         description="Archive a topic in a Delta table with the partitions date=YYYY-MM-DD (UTC),"
         " each record exactly once. A run archives the records since the last run. Repeat a run"
         " that was killed.",
@@ -213,7 +215,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> ArchiveSummary:
-    """Do the job of the command line."""
+    """Run the job that the command line specifies."""
     uri_of(options.directory)
     heads_of(options)  # reports errors before a JVM starts
     with local_session(options.cores, "topics-archive") as spark:

@@ -1,12 +1,12 @@
-"""Compares an archive with the server after a run.
+"""Archive check: compares an archive with the server after a run.
 
-The progress of the query has the seqs that the run read from each topic. If the files contain the
-same number of records with the same sum of seqs, they contain each record once. Otherwise seqs were
-deleted, lost or duplicated, and the topic is read again. It is a fault if a record of the server is
-not in the files, or if the files contain a record twice.
+The query's progress contains the seqs that the run has read from each topic. If the files contain
+the same number of records with the same sum of seqs, they contain each record once. Otherwise, seqs
+were deleted, lost or duplicated, and the topic is read again. It is a fault if a record on the
+server is missing from the files, or if the files contain a record twice.
 
-Records are identified by the epoch and the seq, because an incarnation of a topic has the same seqs
-as an earlier one.
+Records are identified by epoch and seq, because an incarnation of a topic has the same seqs as an
+earlier one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Checked:
 
     @property
     def absent(self) -> int:
-        """Seqs without a record."""
+        """The number of seqs without a record."""
         return max(0, self.last - self.after - self.rows)
 
     @property
@@ -73,9 +73,9 @@ def check(
     before: Heads,
     rows: Callable[[str], DataFrame],
 ) -> list[Checked]:
-    """Check the topics that a run read, and the topics that it did not read completely. ``options``
-    are the connection options. ``before`` contains the ``heads`` before the run. ``rows`` reads the
-    archive from a given date on. Raise the errors of the source.
+    """Check the topics that a run has read, and the topics that it has not read completely.
+    ``options`` are the connection options. ``before`` contains the ``heads`` before the run.
+    ``rows`` reads the archive from a given date on. Raise the errors of the source.
     """
     from pyspark.sql import functions as f
 

@@ -1,15 +1,16 @@
-"""Writes the batches of an archive as commits of a Delta table, by the package ``deltalake``.
+"""Archive table: writes the batches of an archive as commits to a Delta table, with the package
+``deltalake``.
 
     DIR/_delta_log/                                                       commits
     DIR/batch-0000000012-3f9c01ab/date=2026-11-23/part-00000-....parquet  records of batch 12
-    DIR/_checkpoint/                                                      Spark's, and job.json
+    DIR/_checkpoint/                                                      Spark's files, job.json
 
 Executors write a batch into its own folder, then the driver commits the names of the files. A batch
-is in the table if and only if it is committed. The commit contains the query's id and the number of
-the batch as an application transaction. Therefore a batch that Spark repeats is not written again,
-and of two concurrent runs only one commits. The files of a killed run are invisible to readers.
+is in the table if and only if it is committed. The commit contains the query's id and the batch
+number as an application transaction. Therefore a batch that Spark repeats is not written again, and
+only one of two concurrent runs commits. The files of a killed run are invisible to readers.
 
-Spark needs no jar of Delta, and records do not pass through the driver.
+Spark needs no Delta jar, and records do not pass through the driver.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "node", "headers", "epoch")
 ORDER = ("date", "topic", "partition", "epoch", "offset")
 DAY_MS = 24 * 60 * 60 * 1000
-# Bounds the memory of the writer, and the bytes that a replay decodes to read a few records.
+# This bounds the writer's memory, and the number of bytes that a replay decodes to read a few
+# records.
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 WRITE = {"compression": "zstd", "parquet.block.size": str(ROW_GROUP_BYTES)}
 
 
 def dated(df: DataFrame) -> DataFrame:
-    """Return the columns of an archive and the date in UTC, for any time zone of the session. The
-    result has at most one partition per core, because each writes a file for each date.
+    """Return the columns of an archive and the date in UTC, for any session time zone. The result
+    has at most one partition per core, because each partition writes a file for each date.
     """
     from pyspark.sql import functions as f
 
@@ -53,7 +55,7 @@ def dated(df: DataFrame) -> DataFrame:
 
 def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
     """Write a batch of `dated` rows and commit it, unless the table already contains it. Raise
-    `JobError` if the table is newer than the checkpoint, or belongs to another query.
+    `JobError` if the table is newer than the checkpoint or belongs to a different query.
     """
     from deltalake import CommitProperties, DeltaTable, Schema, Transaction
     from deltalake.transaction import AddAction
@@ -124,7 +126,7 @@ def table_rows(spark: SparkSession, uri: str, since: str) -> DataFrame:
 
 @contextmanager
 def table_errors(uri: str) -> Iterator[None]:
-    """Raise errors of ``deltalake`` and pyarrow as a `JobError` of one line."""
+    """Raise errors from ``deltalake`` and pyarrow as a one-line `JobError`."""
     from deltalake.exceptions import DeltaError
 
     try:
@@ -135,8 +137,8 @@ def table_errors(uri: str) -> Iterator[None]:
 
 
 def location(uri: str) -> dict[str, Any]:
-    """Return the arguments of ``deltalake`` for a URI. A local file is passed as a path, because
-    ``deltalake`` would decode % in a URI. The environment has the options of object stores.
+    """Return the ``deltalake`` arguments for a URI. A local file is passed as a path, because
+    ``deltalake`` would decode % in a URI. The environment contains the options for object stores.
     """
     options = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     return {"table_uri": uri.removeprefix("file://"), "storage_options": options}

@@ -1,4 +1,4 @@
-"""Arguments that several subcommands have, their types, and the options that they set."""
+"""Arguments that several subcommands share, their types, and the options that they set."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def seconds(text: str) -> float:
 def add_common(parser: argparse.ArgumentParser, *, cores: bool = True) -> None:
     """Add ``--url``, ``--retries``, ``--quiet`` and ``--cores``."""
     if cores:
-        text = "concurrent tasks of a local session (default: %(default)s)"
+        text = "concurrent tasks in a local session (default: %(default)s)"
         parser.add_argument("--cores", type=positive, default=2, help=text)
-    # 127.0.0.1 is another machine on each executor of a cluster.
+    # On a cluster, 127.0.0.1 refers to a different machine on each executor.
     default = os.environ.get("TOPICS_URL") or (None if is_submitted() else DEFAULT_URL)
     parser.add_argument(
         "--url",
@@ -84,7 +84,7 @@ def options_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def sink_of(options: argparse.Namespace, topic: str, **more: str | None) -> SinkOptions:
-    """Return the options of a write to ``topic``. An option in ``more`` that is None is not given.
+    """Return the options for a write to ``topic``. An option in ``more`` that is None is omitted.
     Raise `BadOption`.
     """
     given = {name: value for name, value in more.items() if value is not None}

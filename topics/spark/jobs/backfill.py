@@ -1,9 +1,9 @@
-"""Backfill: append the rows of Parquet, CSV or JSON files, which Spark reads, to a topic.
+"""Backfill: appends the rows of Parquet, CSV or JSON files, which Spark reads, to a topic.
 
 The idempotency key of a request consists of the job, the position of the request in its partition
-of the files, and its records. By default, the name of the job consists of the source and the topic.
-Therefore loading the same files again appends nothing, and for changed files only the requests that
-differ are appended.
+of the files, and its records. By default, the job's name consists of the source and the topic.
+Therefore loading the same files again appends nothing, and if files have changed, only the requests
+that differ are appended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READER = {
         "escape": '"',
         "multiLine": "true",
     },
-    "json": {"mode": "FAILFAST", "prefersDecimal": "true"},  # a double would change digits
+    "json": {"mode": "FAILFAST", "prefersDecimal": "true"},  # a double could change digits
     "parquet": {},
 }
 
@@ -61,7 +61,7 @@ def read(
     partitioned: bool = False,
 ) -> DataFrame:
     """Return the rows of ``source``, a path or URI that Spark can read, as rows of the sink. JSON
-    lines are sent as they are, unless an option, a schema or partition columns require Spark's JSON
+    lines are sent unchanged, unless an option, a schema or partition columns require Spark's JSON
     reader. If ``partitioned`` is true, folders such as ``date=2026-01-31`` become columns.
 
     Raises `UsageError` if Spark reads no file or no record has the tag, and `JobError` for bytes
@@ -133,18 +133,18 @@ def add(commands: Commands) -> None:
         help="append the rows of files to a topic",
         description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run"
         " again appends nothing. If files have changed, each partition is appended again from the"
-        " first request that differs. Use another --job-id to append equal rows again. JSON lines"
-        " are sent unchanged. CSV columns are text unless --schema or --option inferSchema=true"
+        " first request that differs. Use a different --job-id to append equal rows again. JSON"
+        " lines are sent unchanged. CSV columns are text unless --schema or --option inferSchema=true"
         " defines types, and an empty field is null. Text must be UTF-8 unless --option encoding"
-        " names another encoding. A broken record ends the job; records that were appended before"
-        " remain. Subfolders are read. It is an error if there is no file or no record.",
-        epilog="'topics append -f FILE' loads files of this machine without Spark."
+        " specifies a different one. A broken record ends the job; records that were appended"
+        " before remain. Subfolders are read. It is an error if there is no file or no record.",
+        epilog="'topics append -f FILE' loads files on this machine without Spark."
         f" {ExitCode.summary()}",
     )
     add = parser.add_argument
     add("source", help="file, directory or URI that Spark can read")
     add("topic", help="created if it does not exist")
-    add("--format", choices=FORMATS, help="format of the files (default: by the suffix)")
+    add("--format", choices=FORMATS, help="format of the files (default: from the suffix)")
     add(
         "--option",
         type=pair,
@@ -154,7 +154,11 @@ def add(commands: Commands) -> None:
         help="option of Spark's reader, such as sep=; or multiLine=false; replaces the job's value",
     )
     add("--schema", metavar="DDL", help="columns and types, such as 'id BIGINT, name STRING'")
-    add("--durability", choices=DURABILITIES, help="of the topic; also set on an existing one")
+    add(
+        "--durability",
+        choices=DURABILITIES,
+        help="durability of the topic, even of an existing one",
+    )
     add(
         "--batch-records",
         type=positive,
@@ -174,7 +178,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="read folders such as date=2026-01-31 as columns (default: ignore their names)",
     )
-    add("--node", help="origin node of the records, which readers of the same node skip")
+    add("--node", help="origin node of the records, which readers with the same node skip")
     add(
         "--partitions",
         type=positive,
@@ -193,9 +197,9 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> Appended:
-    """Do the job of the command line."""
+    """Run the job that the command line specifies."""
     source, is_local = options.source, "://" not in options.source
-    # The checks that need no JVM come first. Only loading PySpark takes a second.
+    # Run the checks that need no JVM first, because even loading PySpark takes a second.
     if is_local and not GLOB.search(source) and not Path(source).exists():
         raise UsageError(f"{source}: no such file or directory")
     if source.lower().endswith(ARCHIVES):

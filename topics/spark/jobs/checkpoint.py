@@ -1,8 +1,7 @@
 """The checkpoint of a streaming job: a folder that belongs to one job.
 
-A file ``job.json`` next to Spark's own files contains the arguments of the job by name. The files
-are accessed through Spark's JVM, because a checkpoint may be on any file system that Hadoop
-supports.
+A file ``job.json`` next to Spark's own files contains the job's arguments by name. The files are
+accessed through Spark's JVM, because a checkpoint may be on any file system that Hadoop supports.
 
 Spark writes the offsets of a batch to a temporary file and then renames it. The batch begins with
 the rename. If the driver is killed before the rename of the first batch, Spark refuses the
@@ -34,8 +33,8 @@ TEMPORARY = re.compile(
 
 
 def uri_of(directory: str) -> str:
-    """Return the URI of a folder for Spark, which expects it unescaped. Raise `UsageError` if the
-    path is a file, or if Spark would read it as a pattern.
+    """Return the URI of a folder in the form that Spark expects, which is unescaped. Raise
+    `UsageError` if the path is a file, or if Spark would read it as a pattern.
     """
     if found := GLOB.search(directory):
         raise UsageError(f"{directory}: Spark reads {found.group()} in a path as a pattern")
@@ -48,7 +47,7 @@ def uri_of(directory: str) -> str:
 
 
 class Folder:
-    """The files of a folder, by their relative paths."""
+    """The files in a folder, by their relative paths."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self.uri = uri
@@ -95,9 +94,10 @@ class Folder:
 
 
 def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
-    """Assign the checkpoint to this job, and remove temporary files of a query killed at its start.
+    """Assign the checkpoint to this job, and remove the temporary files of a query that was killed
+    at its start.
 
-    Raise `JobError` if a query has begun with other arguments. Spark does not compare the
+    Raise `JobError` if a query has begun with different arguments. Spark does not compare the
     arguments, and would treat existing results as results of this job.
     """
     _discard_unfinished(checkpoint)
@@ -110,7 +110,7 @@ def claim(checkpoint: Folder, job: Mapping[str, str]) -> None:
         for name in sorted(began.keys() | job.keys()):
             if (one := began.get(name, "")) != (other := job.get(name, "")):
                 raise JobError(
-                    f"{checkpoint.uri}: the checkpoint belongs to another job: its {name} is"
+                    f"{checkpoint.uri}: the checkpoint belongs to a different job: its {name} is"
                     f" {one!r}, not {other!r}; use another checkpoint and another destination"
                 )
         return

@@ -19,9 +19,9 @@ from topics.spark.client.http import RequestError
 from topics.spark.job_errors import JobError, UsageError
 from topics.spark.source.connection import BadOption, ServerError
 
-# Each is a module of this package with `add` and `run`.
+# Each job is a module in this package that defines `add` and `run`.
 JOBS = ("archive", "backfill", "compact", "replay")
-# The exit code for each code of an error (§0.5), as in `topics.cli`.
+# The exit code for each error code (§0.5), as in `topics.cli`.
 EXIT_CODES = {
     "unauthorized": ExitCode.REFUSED,
     "forbidden": ExitCode.REFUSED,
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> ExitCode:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the command-line parser."""
     build = argparse.ArgumentParser(
         prog="topics-spark",
         description="Jobs between files and topics. 'topics-spark JOB --help' is the manual of a"
@@ -77,8 +77,8 @@ def job(name: str) -> ModuleType:
 
 
 def exit_code(line: str) -> ExitCode:
-    """Return the exit code of a failed request. The code is found in the text, because the error
-    of a task is only a text.
+    """Return the exit code for a failed request. The error code is taken from the text, because the
+    error of a task is only available as text.
     """
     found = _CODE.search(line)
     return EXIT_CODES[found.group(1)] if found else ExitCode.FAILED

@@ -1,12 +1,12 @@
-"""Compact: append the last record of each key of a topic to another topic.
+"""Compact: appends the last record of each key in a topic to another topic.
 
-The source is read up to its head at the start of the job. A record is left out if it is also the
+The source is read up to its head at the start of the job. A record is omitted if it is also the
 last record of its key in the destination. Therefore a repeated job appends nothing, even if records
-of the source were evicted in between. The incarnation and the head of the source identify the job,
-so that a repeated task appends nothing twice.
+in the source have been evicted in the meantime. The incarnation and the head of the source identify
+the job, so that a repeated task appends nothing twice.
 
-A record without a key is left out and counted. The results keep their order, keys, values, nodes
-and headers.
+Records without a key are omitted and counted. The results keep their order, keys, values, nodes and
+headers.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ REST = ("value", "node", "headers")
 
 
 def compact(spark: SparkSession, options: argparse.Namespace) -> Appended:
-    """Do the job of the command line. Raise `JobError` or ``ServerError``.
+    """Run the job that the command line specifies. Raise `JobError` or ``ServerError``.
 
-    If the last value of a key is the JSON null, the key was deleted. With ``drop_null``, it is left
-    out unless the destination has records of the key.
+    If the last value of a key is the JSON null, the key was deleted. With ``drop_null``, it is
+    omitted unless the destination has records with this key.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
@@ -67,7 +67,7 @@ def compact(spark: SparkSession, options: argparse.Namespace) -> Appended:
 
 
 def planned(connection: Connection, topic: str) -> tuple[str, int]:
-    """Return a name for the job, and the head of the topic. Raise ``ServerError``."""
+    """Return a name for the job, and the topic's head. Raise ``ServerError``."""
     with Clients(connection, RetryBudget.PLANNING) as clients:
         server = clients.server_of(topic)
         with errors_of(server):
@@ -135,7 +135,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> Appended:
-    """Do the job of the command line."""
+    """Run the job that the command line specifies."""
     if options.source == options.dest:
         raise UsageError("source and destination are the same topic")
     sink = sink_of(options, options.dest)

@@ -1,16 +1,16 @@
-"""Replay: append the records of an archive to topics, in their order, without a JVM.
+"""Replay: appends the records of an archive to topics, in order, without a JVM.
 
     DeltaTable -> parts (topic, partition, epoch, date) -> windows of offsets, sorted -> Sender
 
-Within an incarnation of a topic, timestamps do not decrease, so the dates have the order of the
-offsets. Incarnations are replayed in the order of their epochs, which a server increases.
-Memory is bounded by the size of a window. A record keeps its value, key, node and headers, and gets
-a new offset and timestamp.
+Within an incarnation of a topic, timestamps do not decrease, so the dates are in the same order as
+the offsets. Incarnations are replayed in the order of their epochs, which increase on a server.
+Memory usage is bounded by the size of a window. A record keeps its value, key, node and headers,
+and gets a new offset and timestamp.
 
-Each part is a separate write, whose batches depend only on its records. Therefore a repeated replay
-appends nothing, even if the table was compacted in between, and a replay of an archive that has
-grown appends only the new records. An exception is a date that grew in between, because its last
-batch differs; replay only complete days.
+Each part is a separate write, whose batches depend only on the part's records. Therefore a repeated
+replay appends nothing, even if the table has been compacted in the meantime. A replay of an archive
+that has grown appends only the new records. An exception is a date that has grown in the meantime,
+because its last batch differs, so replay only complete days.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from topics.spark.source.connection import Clients, ServerError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TOPIC = "{topic}"  # in a template
+TOPIC = "{topic}"  # placeholder in a template
 NAMES = ("value", "key", "headers", "node")
 COLUMNS = Columns(value=0, key=1, topic=None, headers=2, node=3)
 WINDOW_ROWS = 250_000
@@ -44,7 +44,7 @@ WINDOW_BYTES = 128 << 20
 
 
 class Part(NamedTuple):
-    """The records of an incarnation of a topic on one date: ``rows`` of them, with offsets from
+    """The records of an incarnation of a topic on one date: ``rows`` records with offsets from
     ``first`` to ``last``. ``epoch`` is None in files of earlier versions.
     """
 
@@ -65,7 +65,7 @@ class Replayed(NamedTuple):
 
     @property
     def records(self) -> int:
-        """Records that this run or an earlier one appended."""
+        """The number of records that this run or an earlier one has appended."""
         return sum(each.records for each in self.topics.values())
 
     @property
@@ -103,8 +103,9 @@ class Archive:
         return data.replace_schema(data.schema.append(pa.field("epoch", pa.int64())))
 
     def parts(self, topics: Sequence[str], since: date, until: date) -> list[Part]:
-        """Return the parts in the order of a replay, of these topics or by default of all, from the
-        date ``since`` to the day before ``until``. Raise `JobError` if a topic has no parts.
+        """Return the parts in the order of a replay, from the date ``since`` to the day before
+        ``until``. If ``topics`` is not empty, return only parts of these topics. Raise `JobError`
+        if a topic has no parts.
         """
         from pyarrow import acero
 
@@ -237,7 +238,7 @@ def add(commands: Commands) -> None:
         help="name of a source topic, may be repeated (default: all)",
     )
     day: dict[str, Any] = {"type": date.fromisoformat, "metavar": "DATE"}
-    argument("--from", dest="since", default=date.min, help="first day, as 2026-01-31", **day)
+    argument("--from", dest="since", default=date.min, help="first day, such as 2026-01-31", **day)
     argument("--until", default=date.max, help="first excluded day", **day)
     argument("--durability", choices=DURABILITIES, help="of the topics; also set on existing ones")
     argument("--job-id", help="name of the replay for idempotency (default: from DIR)")
@@ -245,8 +246,8 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> Replayed:
-    """Do the job of the command line. Raise `JobError` or `ServerError`. Records that were appended
-    before an error remain, and repeating the replay does not append them twice.
+    """Run the job that the command line specifies. Raise `JobError` or `ServerError`. Records that
+    were appended before an error remain, and repeating the replay does not append them twice.
 
     If the template contains ``{topic}``, it names a target for each source topic. Otherwise,
     several source topics are written to one target only if they are listed.

@@ -1,4 +1,4 @@
-"""Reads topics for jobs, and runs their streaming queries."""
+"""Streams: reads topics for jobs, and runs the jobs' streaming queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL_S = 0.2
-UPDATE_S = 5.0  # between updates of a query's progress
+UPDATE_S = 5.0  # interval between updates of a query's progress
 
 
 def read_stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
@@ -40,8 +40,8 @@ def run_batches(
     follow_s: float | None,
     progress: QueryProgress,
 ) -> None:
-    """Like `run`, but call ``write`` with each batch of a stream, its number and the id of the
-    query. Raise the exceptions of ``write``.
+    """Like `run`, but call ``write`` with each batch of a stream, the batch number and the query's
+    id. Raise the exceptions of ``write``.
     """
     failures: list[BaseException] = []
 
@@ -73,8 +73,8 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class QueryProgress:
-    """The work of a query, from the progress that Spark reports: the number of ``batches`` and
-    ``records``, and the ``spans`` by server, topic and epoch.
+    """The work that a query has done, from the progress that Spark reports: the number of
+    ``batches`` and ``records``, and the ``spans`` by server, topic and epoch.
     """
 
     batches: int = 0

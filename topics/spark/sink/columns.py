@@ -1,7 +1,8 @@
 """The columns of a DataFrame that become members of records (the table in topics/docs/spark.md).
 
-Other columns are ignored, as in Kafka's sink, so that rows that were read can be written. A name
-that is similar to one of these columns is refused, because its values would be lost silently.
+Other columns are ignored, as in Kafka's sink, so that rows that a read has returned can be written.
+A name that is similar to one of these columns is refused, because its values would be lost
+silently.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from topics.spark.source.connection import SIMILARITY
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# By `DataType.simpleString`, without the parameters of a type. The first one is the usual type.
+# The accepted types by `DataType.simpleString`, without type parameters. The first one is the usual
+# type.
 TEXT: Final = ("string", "varchar", "char")
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "key": (*TEXT, "binary"),
@@ -41,7 +43,7 @@ NO_VALUE: Final = (
 
 
 class Columns(NamedTuple):
-    """The index of each column that a record is made of; None if the column is absent."""
+    """The index of each column from which a record is built; None if the column is absent."""
 
     value: int
     key: int | None = None

@@ -1,6 +1,7 @@
 """Encodes the rows of Arrow batches as JSON records.
 
-A row becomes a record and a comma, the input of `topics.client.chunks.Chunker.cut`:
+A row is converted to a record and a comma, which is the input format of
+`topics.client.chunks.Chunker.cut`:
 
     {"data":VALUE,"tag":"KEY","node":"NODE","meta":HEADERS,"delay_ms":1,"deliver_at":2},
 
@@ -22,7 +23,7 @@ from topics.formats.api.surrogates import lone_surrogate
 from topics.spark.sink.columns import Columns
 
 EXCERPT_CHARS = 80
-TEXT = pa.large_string()  # 64-bit offsets: a batch of records may be larger than 2 GiB
+TEXT = pa.large_string()  # has 64-bit offsets, because a batch of records may exceed 2 GiB
 MUST_ESCAPE = r'[\x00-\x1f"\\]'
 HALF_PAIR = r"\\u[dD][89a-fA-F]"
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
@@ -30,7 +31,7 @@ _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class BadRow(ValueError):
-    """A row that cannot be encoded. ``row`` is its index in the batch."""
+    """A row cannot be encoded. ``row`` is its index in the batch."""
 
     def __init__(self, row: int, reason: str) -> None:
         self.row = row
@@ -39,7 +40,7 @@ class BadRow(ValueError):
 
 
 def encode(batch: pa.RecordBatch, columns: Columns, *, text: bool) -> pa.Array:
-    """Return one record and comma for each row, without nulls. With ``text``, values are texts
+    """Return one record and a comma for each row, without nulls. With ``text``, values are strings
     instead of JSON. Raises `BadRow`.
     """
     values = checked_text("value", batch.column(columns.value))
@@ -133,7 +134,7 @@ def _object_of(pairs: list[tuple[bytes, bytes | None]] | None) -> dict[str, str 
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
-    """Return integers or timestamps as texts of milliseconds; null stays null."""
+    """Return integers or timestamps as strings of milliseconds; null remains null."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
     return column.cast(TEXT)

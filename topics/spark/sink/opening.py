@@ -1,7 +1,7 @@
-"""Opens the topics of a write, and creates absent topics.
+"""Opening: opens the topics of a write, and creates topics that do not exist.
 
 A created topic gets a long idempotency window, because it must store the keys of requests until a
-failed task or job is repeated. The default of the API, two minutes, is too short for that.
+failed task or job is repeated. The API's default of two minutes is too short for this.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def open_topic(
     *,
     is_job: bool = False,
 ) -> int | None:
-    """Create the topic if it is absent and the options allow it, and return its head seq, or None
-    if the key lacks the scope ``read``, which a job needs. A topic that exists keeps its config. A
-    job gives it the durability of the options.
+    """Create the topic if it does not exist and the options allow it. Return its head seq, or None
+    if the key lacks the scope ``read``, which a job needs. An existing topic keeps its config,
+    except that a job sets the durability in the options.
 
-    Raises `ServerError`, or ``JobError`` for a topic that may not be created and for the queue of a
-    job, which compares counts that acks change.
+    Raise `ServerError`, or ``JobError`` for a topic that may not be created. A job also raises
+    ``JobError`` for a queue, because the job compares counts that acks change.
     """
     server = clients.server_of(topic)
     client = clients.of(server)
@@ -73,7 +73,7 @@ def plan(
     *,
     is_job: bool = False,
 ) -> tuple[dict[str, int], dict[str, Server]]:
-    """Open the topic of the options. Return its head, if the key may read it, and its server, both
+    """Open the topic in the options. Return its head, if the key may read it, and its server, both
     by topic. If the options contain no topic, check that the servers accept the key, and return
     empty dicts. Raises the exceptions of `open_topic`.
 

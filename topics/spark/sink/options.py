@@ -1,4 +1,6 @@
-"""The options of a write, parsed and checked. Each invalid option is an error of one line."""
+"""Write options: parses and checks the options of a write. Each invalid option causes a one-line
+error.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Return the options of a write. Raises `BadOption`."""
+        """Parse the options of a write. Raise `BadOption`."""
         given = Given(options)
         given.refuse_unknown("write")
         if not given:
@@ -55,6 +57,6 @@ class SinkOptions:
         )
 
     def config(self) -> dict[str, Any]:
-        """Return the config of a topic that is created."""
+        """Return the config for a topic that is created."""
         config: dict[str, Any] = {"idempotency_window_ms": self.window_ms}
         return config if self.durability is None else {**config, "durability": self.durability}

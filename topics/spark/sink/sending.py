@@ -1,14 +1,14 @@
-"""Sends the rows of a task to their topics, in requests with the same keys in every attempt.
+"""Sending: sends the rows of a task to their topics, in requests that have the same keys in every
+attempt.
 
     Arrow batch -> encode -> chunks of each topic -> thread: append a chunk with its key
 
 The next chunk is encoded while a request is in flight. A chunk is sent after the response to the
-previous chunk, which keeps the order of records. After a failure, no further chunk is sent.
-
-A chunk contains rows of one Arrow batch only. If an earlier stage of the query fails, Spark ends
-the input after one of its batches as if it were complete. If the last rows were kept for the next
-chunk, they would be sent as a chunk that no other attempt makes, and be appended twice. Spark
-divides a partition into batches by spark.sql.execution.arrow.maxRecordsPerBatch alone, so the
+previous chunk, which keeps the order of records. After a failure, no further chunk is sent. A chunk
+contains rows from only one Arrow batch. If an earlier stage of the query fails, Spark ends the
+input after one of its batches as if it were complete. If the last rows were kept for the next
+chunk, they would be sent as a chunk that no other attempt sends, and they would be appended twice.
+Spark divides a partition into batches by spark.sql.execution.arrow.maxRecordsPerBatch alone, so the
 chunks depend on that setting, the rows, their order and the options.
 
 This module runs on executors and needs no session.
@@ -37,9 +37,9 @@ from topics.spark.source.connection import Clients, errors_of
 
 @dataclass(slots=True)
 class Sent:
-    """The records that a task sent to a topic. ``repeated`` of them had been appended before. Their
-    seqs are not above the head before the write. If this head is unknown, the server has reported
-    that it had the key.
+    """The records that a task has sent to a topic. ``repeated`` of them had already been appended:
+    their seqs are not above the head before the write or, if this head is unknown, the server has
+    reported that it knew the key.
     """
 
     records: int = 0
@@ -58,7 +58,7 @@ class TaskFigures:
 
 class Sender:
     """Sends the rows of one partition. ``scope`` identifies the write in the keys; ``places`` are
-    the known servers of topics, and ``heads`` the heads before the write.
+    the known servers of topics, and ``heads`` are the heads before the write.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class Sender:
         self._flight: Future[None] | None = None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskFigures:
-        """Append all rows. Can be called once. Raises `ServerError`, `JobError` or `BadRow` for the
-        first failure; records that were appended before it remain.
+        """Append all rows. This may be called only once. Raise `ServerError`, `JobError` or
+        `BadRow` for the first failure; records that were appended before it remain.
         """
         with self.clients:
             try:
                 for batch in batches:
                     self._take(batch)
                 self.settle()
-            except Exception:  # not for Ctrl-C, because a request may be retried for minutes
+            except Exception:  # but not Ctrl-C, because a request may be retried for minutes
                 wait([self._flight] if self._flight else ())
                 raise
             self._figures.retries = self.clients.retries

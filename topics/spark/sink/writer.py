@@ -1,9 +1,9 @@
-"""The writers of a batch and of a stream.
+"""Writers: append a batch or a stream.
 
-Spark creates a writer on the driver, sends it to the executors, calls ``write`` there for each
-attempt of a partition, and ``commit`` or ``abort`` on the driver. A writer checks its options,
-columns and topic when it is created. ``write`` appends; ``commit`` and ``abort`` only print a
-summary, because appended records remain.
+Spark creates a writer on the driver and sends it to the executors. It calls ``write`` there for
+each attempt of a partition, and ``commit`` or ``abort`` on the driver. A writer checks its options,
+columns and topic when it is created. ``write`` appends records; ``commit`` and ``abort`` only print
+a summary, because appended records remain.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of ``df.writeStream``. Its keys contain the id of the query, which is in the
-    checkpoint, and of the micro-batch.
+    """One micro-batch of ``df.writeStream``. Its keys contain the ids of the micro-batch and of the
+    query, which is stored in the checkpoint.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
@@ -180,7 +180,7 @@ def summary_line(figures: Sequence[TaskFigures], *, seconds: float) -> str:
 
 
 def remaining_records(figures: Sequence[TaskFigures], moved: int | None) -> str:
-    """Return a description of the records that a failed write has appended, or an empty text if
+    """Return a description of the records that a failed write has appended, or an empty string if
     there are none. ``moved`` is the number of new seqs in the topic, or None if it is unknown.
     """
     if moved is not None:

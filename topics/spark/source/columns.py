@@ -1,7 +1,7 @@
-"""Converts the records of a page to an Arrow batch of the columns of a read.
+"""Columns: converts the records of a page to an Arrow batch with the columns of a read.
 
-A schema may name any of the columns in `TYPES`, in any order. Their contents are described in
-`topics.spark.interface.COLUMNS`. JSON is copied without a Python object for each record.
+A schema may contain any of the columns in `TYPES`, in any order. Their contents are described in
+`topics.spark.interface.COLUMNS`. JSON is copied without creating a Python object for each record.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _text_of = msgspec.json.Decoder(str).decode
 
 
 def schema_of(names: Sequence[str]) -> t.StructType:
-    """Return a schema of these columns, by default of all columns except the epoch. Raises
+    """Return a schema with these columns, by default with all columns except the epoch. Raises
     `BadOption` for an unknown name.
     """
     for name in names:
@@ -51,7 +51,7 @@ def schema_of(names: Sequence[str]) -> t.StructType:
 class Columns:
     """The columns of a read. Picklable. With ``text``, values are strings instead of JSON.
 
-    Raises `BadOption` for an unknown column and for a type that the column cannot have.
+    Raise `BadOption` for an unknown column, and for a type that a column cannot have.
     """
 
     def __init__(self, schema: t.StructType, *, text: bool = False) -> None:

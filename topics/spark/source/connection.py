@@ -1,7 +1,7 @@
 """The connection of a read or a write: servers, API key, retries and timeouts.
 
-The driver creates it when a query is planned and sends it, with the key, to the executors. Its
-text never contains the key.
+The driver creates a connection when a query is planned and sends it, with the key, to the
+executors. Its string representation never contains the key.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ KAFKA_ADVICE = {
         "a start after the last record begins at the end, as latest does"
     ),
 }
-SIMILARITY = 0.8  # minimum similarity of an unknown option and the option that is suggested
-PLANNING_CONNECTS = 2  # retries while a query is planned: a wrong address fails within seconds
+SIMILARITY = 0.8  # minimum similarity between an unknown option and a suggested one
+PLANNING_CONNECTS = 2  # retries during planning, so that a wrong address fails within seconds
 AWAY = ("unreachable", "throttled", "not_ready", "shutting_down")
 QUICK_RETRIES = 1
 QUICK_CONNECT_S = 1.0
 QUICK_READ_S = 10.0
 QUICK_RETRY_AFTER_S = 1
-RETRY_AFTER_MAX_S = 60  # on average; a request fails if the server requires more
+RETRY_AFTER_MAX_S = 60  # average pause; a request fails if the server requires a longer one
 BACKOFF_S = 0.2
-BACKOFF_MAX_S = 14.0  # 10 s on average
+BACKOFF_MAX_S = 14.0  # the average pause is 10 s
 
 
 class BadOption(ValueError):
@@ -55,14 +55,14 @@ class ServerError(Exception):
 
 
 class Given(dict[str, str]):
-    """The given options by their names in lower case, as Spark passes them to a source."""
+    """The given options by lower-case name, as Spark passes them to a source."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__({name.lower(): value for name, value in options.items()})
 
     def refuse_unknown(self, use: Use) -> None:
         """Raise `BadOption` for a path, and for an unknown option that is similar to a known one.
-        Other unknown options belong to Spark or to the other kind of use.
+        Other unknown options belong to Spark or to the other use (read or write).
         """
         known = known_names(use)
         if "path" in self:
@@ -78,7 +78,9 @@ class Given(dict[str, str]):
                 raise BadOption(f"there is no option {name}; is it {known[near[0]]}?")
 
     def only_one(self, *names: str) -> str | None:
-        """Return the given one of these options, or None. Raises `BadOption` for several."""
+        """Return the value of the one option among these that is given, or None. Raise `BadOption`
+        if several are given.
+        """
         found = [name for name in names if name.lower() in self]
         if len(found) > 1:
             raise BadOption(f"options {' and '.join(found)} are both given; give one of them")
@@ -124,7 +126,7 @@ class RetryBudget(Enum):
 
 
 class TlsFiles(NamedTuple):
-    """The files of certificates and the private key. Each machine reads its own files."""
+    """The files with the certificates and the private key. Each machine reads its own files."""
 
     ca: str | None
     certificate: str | None
@@ -132,7 +134,7 @@ class TlsFiles(NamedTuple):
 
     @classmethod
     def parse(cls, given: Given, servers: Servers) -> TlsFiles | None:
-        """Return the files of the options, or None if none is given. Raises `BadOption`."""
+        """Return the files in the options, or None if none is given. Raises `BadOption`."""
         files = cls(*(given.text(name) for name in ("caFile", "certFile", "keyFile")))
         if files == cls(None, None, None):
             return None
@@ -170,8 +172,8 @@ class Connection:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Connection:
-        """Return the connection of these options. Servers and key default to the environment. Reads
-        the files that the options specify. Raises `BadOption`.
+        """Return the connection that these options specify. Servers and key default to the
+        environment. Read the files that the options specify. Raise `BadOption`.
         """
         given = Given(options)
         _refuse_kafka(given)
@@ -200,7 +202,7 @@ class Connection:
         return Retry(retries * retry_after_s, BACKOFF_S, BACKOFF_MAX_S, retries, connects)
 
     def client(self, server: Server, budget: RetryBudget = RetryBudget.FULL) -> TopicsClient:
-        """Return a client of the server, which the caller must close."""
+        """Return a new client for the server. The caller must close the client."""
         is_quick = budget is RetryBudget.QUICK
         return TopicsClient(
             server.url,
@@ -220,8 +222,9 @@ class Connection:
 
 
 class Clients:
-    """The clients of the servers, each opened on its first use and closed at the end of the block.
-    ``budget`` is the default. ``places`` are the known servers of topics. Not thread-safe.
+    """The clients for the servers. Each is opened when it is first used and closed at the end of
+    the block. ``budget`` is the default budget. ``places`` contains the known servers of topics.
+    Not thread-safe.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class Clients:
         self._open.clear()
 
     def of(self, server: Server, budget: RetryBudget | None = None) -> TopicsClient:
-        """Return the client of the server."""
+        """Return the client for the server."""
         key = server, budget or self._budget
         if key not in self._open:
             self._open[key] = self._connection.client(*key)
@@ -258,10 +261,10 @@ class Clients:
         """Return the server that has the topic. If no server has it, return the server on which to
         create it.
 
-        All servers are queried. A server that does not respond is ignored if another one has the
-        topic; otherwise it is queried again with the budget, and its failure is a `ServerError`. A
-        key without the scope ``read`` finds only a topic that is on the server that its name
-        selects. Raises `RequestError` for a topic on two servers.
+        All servers are queried. A server that does not respond is ignored if another server has the
+        topic. Otherwise it is queried again with the budget, and a failure is raised as a
+        `ServerError`. With a key that lacks the scope ``read``, a topic is found only on the server
+        that is selected by the topic's name. Raise `RequestError` for a topic on two servers.
         """
         if topic not in self.places:
             self.places[topic] = self._located(topic)
@@ -303,7 +306,7 @@ class Clients:
 
     @property
     def retries(self) -> int:
-        """The number of retries of all requests."""
+        """The total number of retries of all requests."""
         return sum(client.retries for client in self._open.values())
 
 
@@ -315,7 +318,7 @@ def is_away(error: ServerError) -> bool:
 
 @contextmanager
 def errors_of(server: Server) -> Iterator[None]:
-    """Convert the errors of requests to the server to a `ServerError` with the server's name."""
+    """Convert errors of requests to the server to a `ServerError` with the server's name."""
     try:
         yield
     except RequestError as error:

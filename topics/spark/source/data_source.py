@@ -27,7 +27,7 @@ class TopicsDataSource(spark.DataSource):
         return "topics"
 
     def schema(self) -> StructType:
-        """Return the columns of a read for which the user has given no schema."""
+        """Return the columns for a read if the user has specified no schema."""
         return schema_of(ReadOptions.parse(self.options, "either").columns)
 
     def reader(self, schema: StructType) -> spark.DataSourceReader:

@@ -1,8 +1,8 @@
 """Lag: the number of records that a streaming query has not read yet, for each topic.
 
-In Spark 4.3, a Python source cannot report metrics of its own. The lag is computed from the query's
-progress instead, which contains the offsets at the end of a batch, and the ends of the topics at
-that time (``latestOffset``).
+In Spark 4.3, a Python source cannot report metrics of its own. Instead, the lag is computed from
+the query's progress. The progress contains the offsets at the end of a batch, and the ends of the
+topics at that time (``latestOffset``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from topics.spark.source.offsets import BadOffset, Offsets, decode
 
 
 class TopicLag(NamedTuple):
-    """``records`` is the number of seqs between ``seq``, the last one that was read, and the end of
-    the topic, including deleted records. About ``lost`` records were lost before they were read.
+    """The lag of a topic. ``records`` is the number of seqs between ``seq``, the last seq that was
+    read, and the end of the topic, including deleted records. About ``lost`` records were lost
+    before they were read.
     """
 
     server: str
@@ -27,7 +28,7 @@ class TopicLag(NamedTuple):
 
 
 def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
-    """Return the lag of every topic that the query reads. It is empty before the first batch."""
+    """Return the lag of every topic that the query reads. The list is empty before the first batch."""
     found = []
     for source in () if progress is None else progress["sources"]:
         latest = offsets_of(source["latestOffset"])

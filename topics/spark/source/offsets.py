@@ -1,4 +1,4 @@
-"""Offsets in options and in checkpoints. Only this module converts offsets of options to seqs.
+"""Offsets in options and in checkpoints. Only this module converts offsets in options to seqs.
 
     option          {"orders": 42} or {"orders": {"0": 42}}, -2 earliest, -1 latest; a start is the
                     first offset that is read, an end is the first offset that is not read (as in
@@ -7,9 +7,9 @@
                     seq is the last seq that was read, so the next range is (41, ...] like
                     ``from_seq`` (§3)
 
-The inner key of an option is the server's number among the names (`Servers.index`), which is the
-column ``partition``. A checkpoint contains the server's name, because the numbers change if a
-server is added.
+The inner key in an option is the index of the server's name among the sorted names
+(`Servers.index`). It is the value of the column ``partition``. A checkpoint contains the server's
+name, because the numbers change if a server is added.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Position(NamedTuple):
     head_ts: Number = 0
 
 
-# By the server's name, then by topic.
+# The positions by server name, then by topic.
 Offsets = dict[str, dict[str, Position]]
 
 
 class BadOffset(ValueError):
-    """The checkpoint was written by another source. The text is one line for the user."""
+    """The checkpoint was written by a different source. The text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Bounds:
         return found.get(partition, found.get(None, self.default))
 
     def check(self, topic: str, existing: Collection[int]) -> None:
-        """Raise `BadOption` for a partition that is not one of the topic's ``existing`` ones."""
+        """Raise `BadOption` for a partition that is not in ``existing``, the topic's partitions."""
         for partition in self.named.get(topic, {}):
             if partition is not None and partition not in existing:
                 held = " and ".join(map(str, sorted(existing)))
@@ -115,7 +115,7 @@ def encode(offsets: Offsets) -> dict[str, Any]:
 
 
 def decode(value: Mapping[str, Any]) -> Offsets:
-    """Return the offsets of a checkpoint. Raise `BadOffset`.
+    """Return the offsets in a checkpoint. Raise `BadOffset`.
 
     The user info of an address, which earlier versions wrote into the server's name, is removed.
     """

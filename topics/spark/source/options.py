@@ -1,6 +1,7 @@
-"""The options of a read, parsed and checked. Each invalid option is an error of one line.
+"""Read options: parses and checks the options of a read. Each invalid option causes a one-line
+error.
 
-An option that Kafka's source has with the same meaning has the same name.
+Options that have the same meaning in Kafka's source have the same name.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class ReadOptions:
     def parse(
         cls, options: Mapping[str, str], kind: Literal["batch", "stream", "either"]
     ) -> ReadOptions:
-        """Return the options of a batch read, of a stream, or of either if Spark has not specified
-        it yet. Raises `BadOption`.
+        """Return the options for a batch read, for a stream, or for either if Spark has not yet
+        specified which. Raise `BadOption`.
         """
         given = Given(options)
         connection = Connection.parse(given)
@@ -145,7 +146,7 @@ def _subscription(given: Given) -> tuple[tuple[str, ...], str | None]:
 
 
 def _assigned(given: Given) -> Bounds:
-    """Return the topics and partitions of the option assign, each from its earliest record."""
+    """Return the topics and partitions in the option ``assign``, each from its earliest record."""
     text = given.get("assign", "{}")
     try:
         topics = msgspec.json.decode(text, type=Assigned)

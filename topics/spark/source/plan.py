@@ -2,9 +2,9 @@
 
 A batch read consists of ranges that are fixed when it is planned, each with the topic's epoch. A
 batch of a stream consists of the ranges between two offsets. They depend on nothing else, so that a
-batch that Spark repeats after a crash reads the same records. A new or recreated topic therefore
-enters the offsets of a stream in a batch that reads none of its records: the next batch starts at a
-position that is in the checkpoint.
+batch that Spark repeats after a crash reads the same records. Therefore, a new or recreated topic
+is added to a stream's offsets in a batch that reads none of its records. The next batch then starts
+at a position that is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REASONS = {
 
 
 class DataLost(Exception):
-    """Records that a read must return are lost. The text is one line with the topic and reason."""
+    """Records that a read must return are lost. The text is one line with the topic and the reason."""
 
 
 class Head(NamedTuple):
@@ -47,7 +47,7 @@ class Head(NamedTuple):
     ts: int = 0
 
 
-# By the server's name, then by topic.
+# The heads by server name, then by topic.
 Heads = dict[str, dict[str, Head]]
 
 
@@ -70,8 +70,8 @@ class Step(NamedTuple):
 
 
 def pack(ranges: Sequence[Range], max_records: int, min_tasks: int) -> list[tuple[Range, ...]]:
-    """Divide the ranges, in their order, among tasks of equal size: at most ``max_records`` seqs
-    each, and at least ``min_tasks`` tasks if there are as many seqs.
+    """Divide the ranges, in order, among tasks of equal size. A task has at most ``max_records``
+    seqs, and there are at least ``min_tasks`` tasks if there are enough seqs.
 
     The ranges are laid end to end on a line, which is then cut: a large range is divided among
     several tasks, and many small ranges share a task. A range whose end is not above its start is
@@ -169,7 +169,7 @@ def skip(step: Step, loss: Loss) -> Step:
 def rewind(step: Step, seq: int) -> Step:
     """Return the step for a log that has only the records up to ``seq`` in common with the log that
     was read. This batch reads nothing, and the next one continues after ``seq``. Known unread
-    records of the earlier log are counted as lost.
+    records in the earlier log are counted as lost.
     """
     at = step.at
     lost = max(0, at.head - max(at.seq, seq))
@@ -178,8 +178,8 @@ def rewind(step: Step, seq: int) -> Step:
 
 
 def advance(start: Offsets, found: Sequence[Step], limit: int | None) -> Offsets:
-    """Return the offsets after a batch of at most ``limit`` seqs, but at least one of each topic
-    that has unread seqs. Topics without a step keep their positions.
+    """Return the offsets after a batch of at most ``limit`` seqs, but at least one seq of each
+    topic that has unread seqs. Topics without a step keep their positions.
     """
     counts = divide([step.lag for step in found], limit)
     end = {server: dict(topics) for server, topics in start.items()}
@@ -207,9 +207,10 @@ def divide(lags: Sequence[int], limit: int | None) -> list[int]:
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[Range]:
-    """Return the ranges that a batch reads. The result depends on both offsets only.
+    """Return the ranges that a batch reads. The result depends only on the two offsets.
 
-    If the second position counts more losses, they are directly after the first one (`skip`).
+    If the end position counts more losses than the start position, they are directly after the
+    start position (`skip`).
     """
     return [
         Range(server, topic, at.seq + max(0, until.lost - at.lost), until.seq, until.epoch)

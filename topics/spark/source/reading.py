@@ -1,16 +1,16 @@
-"""Reading: the partitions of a read, and their records. The batch reader.
+"""Reading: the partitions of a read, their records, and the batch reader.
 
 A task runs on an executor. It reads its ranges in order, page by page, and joins small pages into
 one batch.
 
 A batch read returns the records that exist when the query is planned. The state of each topic is
 requested once, when the ranges are planned. A range contains the topic's epoch, so a task that
-Spark repeats reads the same records, or fails if some were lost since.
+Spark repeats reads the same records, or fails if some have been lost since.
 
 `DataSourceReader.pushFilters` is not implemented, because rows would be lost. Spark 4.3 stores one
-plan for each DataFrame, so the filters of one query narrow the ranges of every other query of the
-same DataFrame, even if all filters are returned for Spark to evaluate. By default, Spark refuses a
-reader that implements the method (``spark.sql.python.filterPushdown.enabled``).
+plan for each DataFrame. So the filters of one query would narrow the ranges of every other query on
+the same DataFrame, even if all filters are returned for Spark to evaluate. By default, Spark
+refuses a reader that implements the method (``spark.sql.python.filterPushdown.enabled``).
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def partitions_of(ranges: list[Range], options: ReadOptions) -> list[InputPartit
 def read_partition(
     partition: InputPartition, options: ReadOptions, columns: Columns
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a partition as Arrow batches. Each one except the last has at least
-    `BATCH_RECORDS` or `BATCH_BYTES`. Raise `ServerError`, and `DataLost` if the options require it.
+    """Yield the records of a partition as Arrow batches. Each batch except the last has at least
+    `BATCH_RECORDS` records or `BATCH_BYTES` bytes. Raise `ServerError`, and `DataLost` if the
+    options require it.
     """
     if not isinstance(partition, RangePartition):
         return  # Spark creates a partition itself if a read has none

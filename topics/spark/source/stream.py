@@ -48,14 +48,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.columns = columns
         self._clock: Callable[[], float] = time.monotonic
         self._sleep: Callable[[float], None] = time.sleep
-        self._survey = Survey(options)  # opens its connections on their first use
-        self._heads: Heads = {}  # of the last poll of each server
+        self._survey = Survey(options)  # opens each connection when it is first used
+        self._heads: Heads = {}  # the heads at the last poll of each server
         self._target: Heads | None = None  # the end of a query with the trigger availableNow
         self._advanced_at = self._clock()
-        self._unavailable: set[str] = set()  # servers that a warning has named
+        self._unavailable: set[str] = set()  # servers for which a warning has been written
         self._reported: dict[tuple[str, str], Loss] = {}  # the last loss of each topic
-        # The number of the connection on which a server was last polled, and the number of the
-        # connection on which the log of a topic was last compared with the topic's position.
+        # The number of the connection over which a server was last polled, and the number of the
+        # connection over which the log of a topic was last compared with the topic's position.
         self._polled_on: dict[str, int] = {}
         self._compared_on: dict[tuple[str, str], int] = {}
 
@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch, or ``start`` if there are too few records for one."""
+        """Return the end of the next batch, or ``start`` if there are too few records for a batch."""
         begin = decode(start)
         before = dict(self._heads)
         self._check_servers(begin)
@@ -154,7 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _skip_server(self, server: str, error: ServerError) -> None:
-        """Raise the error if the server is required. Warn once otherwise."""
+        """Raise the error if the server is required. Otherwise, warn once."""
         if self._budget is RetryBudget.FULL:
             raise error
         if server not in self._unavailable:
@@ -235,8 +235,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return step if loss is None else step._replace(end=loss.first - 1)
 
     def _check_servers(self, begin: Offsets) -> None:
-        """Refuse a checkpoint with a server that the option servers does not list. Under another
-        name, all topics of a server would be read again from their start.
+        """Refuse a checkpoint that contains a server which is not listed in the option ``servers``.
+        If a server had a different name, all its topics would be read again from their start.
         """
         names = [server.name for server in self.options.connection.servers.members]
         for server in sorted(begin.keys() - names - self._unavailable):
@@ -256,7 +256,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def _is_below_minimum(self, found: list[Step]) -> bool:
-        """Return whether the batch waits for more records because of ``minOffsetsPerTrigger``."""
+        """Return whether the batch must wait for more records because of ``minOffsetsPerTrigger``."""
         if self._target is not None or self.options.min_offsets == 0:
             return False
         late = self._clock() - self._advanced_at >= self.options.max_delay_s

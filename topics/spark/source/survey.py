@@ -1,9 +1,9 @@
 """Survey: the state of the topics on the servers. The driver uses it to plan reads.
 
-The topics of a pattern, or many named topics, are listed with 1,000 topics in each response. The
-states of a few named topics are requested one by one. A named topic is first searched on all
-servers, then read from the server that has it. A topic that is on two servers is refused. The
-connections stay open, so that a poll of a stream costs one round trip.
+The topics that match a pattern, or many named topics, are listed with 1,000 topics in each
+response. The states of a few named topics are requested one by one. All servers are searched for a
+named topic, which is then read from the server that has it. A topic that is on two servers is
+refused. The connections stay open, so a stream's poll costs one round trip.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from topics.spark.source.offsets import EARLIEST, LATEST, Bounds, seq_before
 from topics.spark.source.options import ReadOptions, literal_prefix
 from topics.spark.source.plan import DataLost, Head, Heads, Step
 
-STATES_A_PAGE = 20  # the number of requests for states that cost as much as one page of a list
+STATES_A_PAGE = 20  # number of state requests that cost as much as one list page
 
 
 class Survey:
@@ -42,8 +42,8 @@ class Survey:
         self._connection = options.connection
         self.servers = options.connection.servers.members
         self._clients = Clients(options.connection)
-        self._locations: dict[str, Server] = {}  # of named topics
-        self._searched: set[Server] = set()  # for all named topics
+        self._locations: dict[str, Server] = {}  # the servers of named topics
+        self._searched: set[Server] = set()  # servers that were searched for all named topics
         self._unlisted: set[Server] = set()  # servers whose lists have too many other topics
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Survey:
 
     def heads_of(self, server: Server, budget: RetryBudget) -> dict[str, Head]:
         """Return the heads of the subscribed topics that the server has. Raise `ServerError`, or
-        `RequestError` for a named topic that another server has too.
+        `RequestError` for a named topic that another server also has.
         """
         client = self._clients.of(server, budget)
         with errors_of(server):
@@ -74,8 +74,8 @@ class Survey:
         return found
 
     def exists(self, server: str, topic: str, budget: RetryBudget) -> bool:
-        """Return whether the server has the topic. Raise `ServerError`, also if the key may not
-        read the topic, because a list omits such a topic as if it were deleted.
+        """Return whether the server has the topic. Raise `ServerError`. This is also raised if the
+        key may not read the topic, because a list omits such a topic as if it were deleted.
         """
         found = self._connection.server(server)
         with errors_of(found):
@@ -85,7 +85,7 @@ class Survey:
         found: dict[str, Head] = {}
         if len(names) >= STATES_A_PAGE and server not in self._unlisted:
             most = len(names) * LIST_SIZE // STATES_A_PAGE
-            prefix = commonprefix(names)  # noqa: RUF071 - of characters
+            prefix = commonprefix(names)  # noqa: RUF071 - the names are not paths
             found, is_complete = _listed(client, prefix, set(names).__contains__, most)
             if is_complete:
                 return found
@@ -125,7 +125,7 @@ class Survey:
                 yield server, topic, head
 
     def _refuse(self, topic: str) -> NoReturn:
-        """Raise `ServerError` for a named topic that no server has, or the key may not read."""
+        """Raise `ServerError` for a named topic that no server has or that the key may not read."""
         for server in self.servers:
             with errors_of(server):
                 self._clients.of(server, RetryBudget.PLANNING).state(topic)
@@ -169,8 +169,9 @@ class Survey:
     def large_losses(self, step: Step, last: int, budget: RetryBudget) -> Iterator[Loss]:
         """Yield the losses between a position and ``last`` that several tasks would read.
 
-        After the promotion of a standby, a topic lacks hundreds of millions of seqs. Therefore one
-        seq of each task is checked. The task of that seq reports the losses before it.
+        After the promotion of a standby, hundreds of millions of seqs may be missing from a topic.
+        Therefore one seq of each task is checked. The task of that seq reports the losses before
+        it.
         """
         size, seq = self._options.max_records_per_partition, step.at.seq
         while (seq := seq + size) < last:
@@ -180,16 +181,17 @@ class Survey:
                 yield loss._replace(last=seq, estimate=min(loss.estimate, seq + 1 - loss.first))
 
     def connections(self, server: str, budget: RetryBudget) -> int:
-        """Return the number of connections that were opened to the server."""
+        """Return the number of connections that have been opened to the server."""
         return self._clients.of(self._connection.server(server), budget).connections
 
     def common_end(self, step: Step, budget: RetryBudget) -> int | None:
         """Return the last seq that the log has in common with the log that was read. Return None if
         the logs are the same up to the position's head, or cannot be compared.
 
-        A position contains the topic's head at its time, and the head's `$ts`, which never
-        decreases within a log. If the head is lower now, or a record up to the head of the position
-        is younger, the server was restored from a backup and may have grown since.
+        A position contains the topic's head when the position was created, and the head's `$ts`,
+        which never decreases within a log. If the head is lower now, or if a record up to the
+        position's head is newer than this `$ts`, the server was restored from a backup and may have
+        grown since.
         """
         at, server = step.at, self._connection.server(step.server)
         last = max(at.seq, at.head)

@@ -1,10 +1,10 @@
-"""Blob frames: rebuild the frame of a long append from its blob (``formats/disk/blob.py``).
+"""Blob frames: rebuilds the frame of a long append from its blob (``formats/disk/blob.py``).
 
 The frame of a long append is short and refers to a blob that contains all of its records. If the
 frame is damaged and the blob is intact, every field of the frame can be derived from the blob: the
 body starts with the ext map, its table of ends gives the number of records, and the first record
-contains the time. No field is guessed: an interpretation of the body is accepted only if each
-record matches the tables.
+contains the time. No field is guessed, because an interpretation of the body is accepted only if
+each record matches the tables.
 """
 
 from __future__ import annotations

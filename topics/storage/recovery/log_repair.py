@@ -1,16 +1,16 @@
 """Repair of frames: replaces frames that recovery rejects, in images of log files.
 
-    damaged range       is replaced by rebuilt frames of long appends whose blobs are intact
-                        (``blob_frames.py``), and by a LOST frame with the known lost seqs by topic
-    dependent frames    are replaced by LOST frames, because they refer to lost records or to an
+    damaged range       is replaced with rebuilt frames of long appends whose blobs are intact
+                        (``blob_frames.py``), and with a LOST frame for the known lost seqs
+    dependent frames    are replaced with LOST frames, because they refer to lost records or to an
                         unknown topic
 
 The lost seqs of a topic are the seqs between its head before the damaged range and its next known
 seq after the range. The header of a damaged frame is used only if all of its fields agree with
-these two, or if its checksum shows which bit has flipped. If the lost seqs of a topic are unknown
-and the log has no later frame of it, the topic continues above all seqs that may have been
-assigned. Their number is bounded by the missing bytes and by the largest long append that any
-settings allow, because the settings at the time of the write are unknown.
+these two seqs, or if its checksum shows which bit has flipped. If the lost seqs of a topic are
+unknown and the log has no later frame of this topic, the topic continues above all seqs that may
+have been assigned. Their number is bounded by the missing bytes and by the largest long append that
+any settings allow, because the settings at the time of the write are unknown.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ RECORDS_PER_FRAME = 10_000  # above `BATCH_RECORDS` of routers
 # at most as long as the largest log file and the largest write (1 GiB each). A record has at least
 # 11 bytes in the body of a write, and at least 32 bytes in a blob.
 RECORDS_IN_BLOBS = 1 << 27
-CORRECTED_MAX_BYTES = 1 << 20  # the longest damaged range that is searched for a flipped bit
+CORRECTED_MAX_BYTES = 1 << 20  # maximum length of a range that is searched for a flipped bit
 
 
 class CannotRepair(Damaged):
-    """Damage that only a restore from a backup can repair."""
+    """The damage can be repaired only by a restore from a backup."""
 
 
 class LostSeqs(NamedTuple):
-    """Lost seqs of a topic. With ``topic_id`` 0, any topic may have lost up to ``seqs`` seqs."""
+    """Lost seqs of a topic. If ``topic_id`` is 0, any topic may have lost up to ``seqs`` seqs."""
 
     topic_id: int
     first_seq: int
@@ -90,12 +90,12 @@ class RepairPlan:
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self.images: dict[Path, tuple[FileHeader, bytearray]] = {}  # of log files
+        self.images: dict[Path, tuple[FileHeader, bytearray]] = {}  # of the log files
         self.changed: set[Path] = set()  # the images that are to be written
         self.damaged_files: list[
             Path
-        ] = []  # damaged files to rename, which nothing needs any longer
-        self.kept: list[Path] = []  # damaged files to keep in place, which other data may need
+        ] = []  # damaged files that are no longer needed and must be renamed
+        self.kept: list[Path] = []  # damaged files that other data may need and that stay in place
         self.lines: list[str] = []
 
     def image_of(self, file: WalFile) -> bytearray:
@@ -123,7 +123,7 @@ class RepairPlan:
 EFFECTS = {
     FrameKind.DELETE: "the records that it deleted are restored",
     FrameKind.TOPIC: "the topic has its previous config, or is missing if the frame created it",
-    FrameKind.TOPIC_DELETED: "the topic is restored, unless one of the same name was created later",
+    FrameKind.TOPIC_DELETED: "the topic is restored, unless it was created again later",
     FrameKind.LEASE: "the jobs that it leased are ready again",
     FrameKind.FORWARD: "its routers may copy the records again",
     FrameKind.ROUTER_SET: "the router has its previous config, or is missing if it was new",
@@ -145,7 +145,8 @@ class LogRepair:
 
     def repair_damage(self, damage: DamagedLog) -> None:
         """Put a LOST frame where the replay stopped. Raise `CannotRepair`."""
-        # Two files claim the same LSNs. It is unknown which one is right, so nothing is planned.
+        # Two files contain the same LSNs. It is unknown which one is correct, so no repair is
+        # planned.
         if damage.end is not None and damage.end < damage.first:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         # There are three cases: no file contains the LSN, the frame there is intact but
@@ -223,8 +224,7 @@ class LogRepair:
 
     def _next_intact(self, file: WalFile, lsn: int) -> int | None:
         """Return the LSN of the first intact frame after ``lsn`` in the file, or None."""
-        # Frames begin at multiples of 8 bytes. Other occurrences of the magic are data of
-        # records.
+        # Frames begin at multiples of 8 bytes. Other occurrences of the magic are record data.
         starts = (lsn + at for at in magics_from(file.view(), file.offset(lsn)) if at)
         return next((at for at in starts if at % 8 == 0 and self._intact(file, at)), None)
 
@@ -320,7 +320,7 @@ class LogRepair:
     def _following(self, lsn: int) -> dict[int, int]:
         """Return, by topic, the first seq that the next frames from ``lsn`` on assign."""
         found: dict[int, int] = {}
-        # The first frame of a topic after the damage determines where its lost seqs end.
+        # The first frame of a topic after the damage determines where the topic's lost seqs end.
         for file, header in self._frames(lsn):
             if header.kind == FrameKind.TOPIC:
                 found.setdefault(header.topic_id, decode_topic(_body(file, header)).head_seq + 1)
@@ -449,10 +449,10 @@ class LogRepair:
         return orphans
 
     def drop_dependent_frames(self, damage: Damaged) -> None:
-        """Replace the frames that depend on damaged data by LOST frames. Raise `CannotRepair`."""
+        """Replace the frames that depend on damaged data with LOST frames. Raise `CannotRepair`."""
         blobs = self._reader.blobs
-        # The damage is either in a blob that frames refer to, or in a frame of the log.
-        # A blob is found by its path, a frame by its file and offset.
+        # The damage is either in a blob to which frames refer, or in a frame of the log. A blob is
+        # found by its path, and a frame by its file and offset.
         damaged_lsns = {
             blobs.lsn(*each) for each in blobs.added() if blobs.path(*each) == damage.path
         }
@@ -471,7 +471,7 @@ class LogRepair:
             self._plan.add_damaged_file(damage.path, is_kept=not damaged_lsns)
 
     def _drop(self, frames: Iterable[tuple[WalFile, FrameHeader]], path: Path, reason: str) -> None:
-        """Replace intact frames by LOST frames with the seqs that they have assigned."""
+        """Replace intact frames with LOST frames for the seqs that they have assigned."""
         self._plan.lines.append(f"{path}: {reason}")
         for file, header in frames:
             key = self._key(file, header) if header.kind == FrameKind.APPEND else ""
@@ -536,7 +536,7 @@ def _assigned_seqs(file: WalFile, header: FrameHeader) -> list[LostSeqs]:
             rows = [(row.topic_id, row.first_seq, seqs or held.skipped) for row in held.rows]
         elif header.kind == FrameKind.APPEND:
             rows = [(header.topic_id, header.first_seq, seqs)]
-        # A LOST frame of an earlier repair also counts: its seqs must remain lost.
+        # A LOST frame from an earlier repair also counts, because its seqs must remain lost.
         elif header.kind == FrameKind.LOST:
             rows = decode_losses(header, body)
     return [LostSeqs(*row) for row in rows if row[1] and row[2]]

@@ -42,7 +42,7 @@ from topics.storage.start_progress import StartProgress
 from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.log_file import WalFile
 
-REPORT_BYTES = 1 << 20  # progress is reported after each such part of the log
+REPORT_BYTES = 1 << 20  # progress is reported each time this number of bytes has been replayed
 # Plain integers, because they are compared for each of millions of frames.
 _APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)
 
@@ -50,9 +50,9 @@ _APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)
 class LogReplay:
     """The replay of one shard's log. After `run`:
 
-    ``boot``         identifier of the machine's boot in which the last process wrote
+    ``boot``         identifier of the machine's boot during which the last process wrote
     ``durable_lsn``  LSN up to which the log is known to be on the disk
-    ``keys``         idempotency keys of the log, by topic id, in the order of seqs
+    ``keys``         idempotency keys in the log, by topic id, in the order of seqs
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class LogReplay:
         progress: StartProgress,
     ) -> None:
         self._replay, self._blobs, self._progress = replay, blobs, progress
-        # A later START frame replaces this value. Without a checkpoint and a START frame, the boot
-        # is unknown and is treated as a different boot.
+        # A later START frame replaces this value. If there is neither a checkpoint nor a START
+        # frame, the boot is unknown and is treated as a different boot.
         self.boot = checkpoint.boot if checkpoint else ""
         # From the checkpoint: the LSN up to which the log was synced, and the first LSN to replay.
         self._promised_lsn, self._from_lsn = (
@@ -133,8 +133,8 @@ class LogReplay:
                 lsn = header.lsn
                 if header.kind != _APPEND or header.flags & _EXTERNAL:
                     self._replay_frame(header, view, lsn + shift, base)
-                # Most frames are appends without a blob. They are replayed with fewer calls.
-                # None means that the write was skipped. Its key is not collected then.
+                # Most frames are appends without a blob. They are replayed with fewer calls. None
+                # means that the write was skipped. In that case, its key is not collected.
                 elif (
                     replay_append(replay, header, 0, base, lsn < promised) is not None
                     and header.ext_len
@@ -149,7 +149,7 @@ class LogReplay:
         # The error identifies the frame, so that a repair can replace exactly this frame.
         except StateMismatch as error:
             assert header is not None, "a frame was replayed"
-            what = f"frame of kind {header.kind} about topic {header.topic_id}"
+            what = f"frame of kind {header.kind} for topic {header.topic_id}"
             reason = f"{what} is inconsistent with the frames before it: {error}"
             offset = file.offset(header.lsn)
             raise DamagedLog(file.path, offset, reason, header.lsn, header.end) from error
@@ -170,8 +170,8 @@ class LogReplay:
             return
         start = offset + FRAME_HEADER_BYTES
         body = view[start : start + header.body_len]
-        # The topic is deleted, together with its blobs and keys. A later topic of this name has
-        # another id.
+        # The topic is deleted, together with its blobs and keys. A later topic with this name has a
+        # different id.
         if kind == FrameKind.TOPIC_DELETED:
             self._blobs.drop(header.topic_id)
             self.keys.pop(header.topic_id, None)
@@ -205,7 +205,7 @@ class LogReplay:
         """Check the frame at ``lsn``, from which copies are read, and keep its blob.
 
         The blob is kept even if its topic is deleted. Raise `BadCopies` if there is no such frame,
-        for example because a repair has replaced it by a LOST frame.
+        for example because a repair has replaced it with a LOST frame.
         """
         # A frame may only refer to earlier frames of its own file (`decisions/0058`).
         named = (

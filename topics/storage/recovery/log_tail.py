@@ -1,12 +1,12 @@
 """Tail of the log: finds where the frames end, removes a torn tail, and detects damage.
 
-The log ends where only zeros follow, or old bytes from before the file was reused. If other bytes
+The log ends where only zeros or old bytes from the file's previous use follow. If other bytes
 follow the last intact frame, there are two cases:
 
     torn tail  nothing shows that the log was synced beyond this point: these frames were not
                acknowledged as durable, so all following bytes are removed
     damage     a later intact frame, a checkpoint or a next file shows that the log was synced:
-               acknowledged data is corrupt, and `Damaged` leaves the bytes as they are
+               acknowledged data is corrupt, so `Damaged` is raised and the bytes are unchanged
 
 Damage at the very end of the last synced write cannot be distinguished from a torn tail, because no
 later frame exists.
@@ -32,7 +32,7 @@ _ZEROS = bytes(1 << 16)
 
 
 class DamagedLog(Damaged):
-    """Frames of the log from LSN ``first`` to ``end`` are missing or inconsistent.
+    """The frames from LSN ``first`` to ``end`` are missing from the log or inconsistent.
 
     ``end`` is None if it is unknown.
     """
@@ -96,7 +96,7 @@ def synced_beyond(data: memoryview, base: int, seed: int, lsn: int) -> int | Non
 
 
 def has_frame_header(file: WalFile, lsn: int) -> bool:
-    """Return whether a frame header of the file's current use follows ``lsn``.
+    """Return whether a frame header from the file's current use follows ``lsn``.
 
     Old headers from before the file was reused have other LSNs.
     """

@@ -3,9 +3,9 @@
 A repair reads the shard as recovery does, but writes nothing. It replaces frames that recovery
 rejects, in an in-memory image of the damaged log file, until recovery rejects nothing any longer
 (``log_repair.py``). So only recovery determines which data is damaged, and a repaired log is read
-like any other log. Then each image replaces its file atomically and durably, one file at a time.
-The damaged file is kept as NAME.damaged. After an interrupted repair, the next repair handles the
-remaining damage.
+like any other log. Finally, each image replaces its file atomically and durably, one file at a
+time. The damaged file is kept as NAME.damaged. After an interrupted repair, the next repair handles
+the remaining damage.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class ShardRepair(RepairPlan):
         super().__init__(shard)
         self._data_dir, self._shards, self._now = data_dir, shards, now
         self._progress = StartProgress(lambda _: None)
-        # Log files whose damage is described already, so that later passes add no second line.
+        # Log files whose damage has already been described, so that later passes add no second
+        # line.
         self._salvaged: set[Path] = set()
         self._found: set[str] = set()  # messages of the damage that earlier passes found
 
@@ -80,7 +81,7 @@ class ShardRepair(RepairPlan):
         logs = log_paths(self._data_dir / "wal" / f"{self.shard:02d}", self.shard)
         blobs = blob_paths(self._data_dir / "blob" / f"{self.shard:02d}")
         try:
-            for path in (*logs, *blobs):  # a file of another version is not damaged
+            for path in (*logs, *blobs):  # a file with a different version is not damaged
                 check_version(path)
             intact = {each.path for each in checkpoints.intact_checkpoints(folder)}
         except Damaged as damage:
@@ -99,7 +100,7 @@ class ShardRepair(RepairPlan):
         # damage is found twice.
         while self._find_damage(0):
             pass
-        # Repair for the older checkpoint too, so that startup can still fall back to it.
+        # Also plan the repair for the older checkpoint, so that startup can still fall back to it.
         if len(intact) > 1:
             self._plan_older(sorted(intact)[-2])
         for path in blobs:
@@ -136,7 +137,7 @@ class ShardRepair(RepairPlan):
             reader = ShardReader(self._data_dir, self.shard, self._shards, self._progress, age=age)
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
-        # The images take the place of damaged files.
+        # Use the images instead of the damaged files.
         reader.files = self._open_log(reader)
         repair = LogRepair(reader, reader.files, self)
         try:
@@ -175,7 +176,7 @@ class ShardRepair(RepairPlan):
                 try:
                     file = WalFile.open(path, self.shard, writable=False)
                 except Damaged as damage:
-                    # The header is damaged, or the file is cut.
+                    # The header is damaged, or the file is truncated.
                     if not self._salvage(damage, known_to):
                         continue
                 else:
@@ -197,7 +198,8 @@ class ShardRepair(RepairPlan):
         return WalFile.of_image(path, *self.images[path])
 
     def _salvage(self, damage: Damaged, known_to: int) -> bool:
-        """Create an image of a log file that has a damaged header or unreadable pages, or is cut.
+        """Create an image of a log file that has a damaged header or unreadable pages, or is
+        truncated.
 
         Return False if its frames cannot be read because the header is lost.
         """
@@ -214,7 +216,7 @@ class ShardRepair(RepairPlan):
             if path.suffix != LOG or path != max(log_paths(path.parent, self.shard)):
                 return False  # the next file shows how many frames are missing
             header, data = self._replacement_image(path, len(data), known_to)
-        # Restore the length of a cut file with zeros, and write an intact header.
+        # Restore the length of a truncated file with zeros, and write an intact header.
         data.extend(bytes(max(header.size - len(data), 0)))
         data[:FILE_HEADER_BYTES] = encode_file_header(header._replace(size=len(data)))
         self.images[path] = header, data

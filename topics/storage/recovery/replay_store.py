@@ -1,4 +1,4 @@
-"""Replay store: gives the engine access to records of segments and log files during a replay."""
+"""Replay store: gives the engine access to records in segments and log files during a replay."""
 
 from __future__ import annotations
 

@@ -4,14 +4,14 @@
     intact_checkpoints  read the newest intact checkpoint                    checkpoints.py
     SegmentStore.open   open the segments that it refers to
     open_log            open the files of the log
-    check_log_start     if there is no checkpoint, the log must contain everything
+    check_log_start     check that without a checkpoint, the log contains everything
     restore_topics      restore topics and extents from the checkpoint       topic_restore.py
     LogReplay.run       replay all frames from the checkpoint's LSN on       log_replay.py
-    check_sealed        the log has all frames from which segments were made
+    check_sealed        check that the log has all frames from which segments were made
     restore_keys        restore the idempotency keys that are still valid    topic_restore.py
-    BlobStore.verify    the blobs that the log refers to exist and are intact
+    BlobStore.verify    check that the blobs to which the log refers exist and are intact
     decide              ensure that no seq and no `$ts` is assigned twice
-    ------------------- up to here, startup only reads; from here on, it changes files
+    ------------------- startup only reads in the steps above; the steps below change files
     end_log             remove the bytes after the last frame                log_tail.py
     sweep               remove files that are not referred to
     write_start_frames  write the startup frames to the log
@@ -183,8 +183,8 @@ def recover(
 ) -> RecoveredShard:
     """Recover a shard from its files. ``data_dir`` is the same as for `ShardReader`.
 
-    ``boot`` identifies the current boot of the machine. With ``has_tail``, the log is assumed to be
-    complete up to its end even if it was written under another boot.
+    ``boot`` identifies the current boot of the machine. If ``has_tail`` is true, the log is assumed
+    to be complete up to its end even if it was written during a different boot.
 
     ``report`` is called several times a second with the completed fraction, 0.0 to 1.0.
 
@@ -225,7 +225,7 @@ def recover(
     # Remove the torn tail durably before the first new frame. Otherwise a later startup could find
     # an old frame after a new one.
     cut_bytes = end_log(files, end, replay.durable_lsn, is_clean=is_clean)
-    # In the same boot, the page cache may contain flags whose sync has failed, and the kernel
+    # During the same boot, the page cache may contain flags whose sync has failed, and the kernel
     # would not write them again on its own.
     if not is_clean and replay.boot == boot:
         segments.flags.rewrite()
@@ -298,8 +298,8 @@ def check_sealed(folder: Path, segments: SegmentStore, end: int) -> None:
     Records are sealed only after the log was synced, so the log has lost synced frames.
     """
     named = {segment.path for segment in segments.segments.values()}
-    # Segments of a checkpoint were checked when they were opened. Others belong to a round that
-    # was interrupted after the rewrite.
+    # The segments of a checkpoint were checked when they were opened. Other segments belong to a
+    # round that was interrupted after the rewrite.
     for path in sorted({*own_files(folder, file_names.SEGMENT)} - named):
         with contextlib.suppress(BadSegment), path.open("rb") as file:
             sealed_to = decode_header(file.read(HEADER_BYTES)).end
@@ -315,9 +315,9 @@ def write_start_frames(
 ) -> list[Frame]:
     """Write and sync the startup frames. Return the frames if the log has no space for them.
 
-    Records of `ephemeral` topics are acknowledged without a write to the log, but not before these
-    frames are written. The call also creates the reserves. On a full disk the shard creates them
-    later.
+    Records in `ephemeral` topics are acknowledged without a write to the log, but not before these
+    frames have been written. The call also creates the reserves. On a full disk the shard creates
+    them later.
     """
     # Create the reserves before the first frame, while the disk may still have space.
     with contextlib.suppress(OSError):

@@ -136,7 +136,7 @@ def restore_topics(
                 locator = Locator(number_of_extent)
                 runs = later_deletes.of(entry.topic_id, entry.first_seq, entry.record_count)
                 # Clear the flags of later deletes first, so that these records count as live, as
-                # they did at the time of the checkpoint. The replay deletes them.
+                # they did when the checkpoint was written. The replay deletes them.
                 store.restore_live(locator, entry, runs)
                 _restore_extent(replay, segments, store.delete_flags(locator), locator, entry)
                 if entry.keys_len:
@@ -239,7 +239,7 @@ def restore_keys(
     ``kept`` has the keys of the checkpoint by topic id, ``logged`` the keys of the log.
     """
     sealed: defaultdict[int, list[KeptKey]] = defaultdict(list)
-    # In the order of the log, so that each segment is mapped once.
+    # The extents are in the order of the log, so each segment is mapped only once.
     for topic_id, locator, last_ts in progress.over(keyed, EXTENTS_PER_HEARTBEAT):
         topic = table.by_id.get(topic_id)
         # Skip extents whose records are all older than the topic's window.
@@ -249,7 +249,7 @@ def restore_keys(
         topic = table.by_id.get(topic_id)
         if topic is None:
             continue
-        # One list in the order of seqs, because a key that was used twice belongs to the later
+        # Use one list in the order of seqs, because a key that was used twice belongs to the later
         # write.
         found = [*kept.get(topic_id, ()), *sealed.pop(topic_id, ()), *logged.get(topic_id, ())]
         found.sort(key=_FIRST_SEQ)  # fast, because each source is in order

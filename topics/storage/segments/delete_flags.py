@@ -37,7 +37,7 @@ class _Delete(NamedTuple):
 
 
 class _Flags:
-    """The flags of an extent as readers see them.
+    """The flags of an extent in the state that readers see.
 
     ``queued`` is the number of deletes whose flags are not yet in the file. At 0, the object is
     dropped.
@@ -57,8 +57,8 @@ class PendingFlags:
 
     def __init__(self, segments: Mapping[int, Segment], maps: SegmentMaps) -> None:
         self._segments, self._maps = segments, maps
-        self._queue: deque[_Delete] = deque()  # by LSN
-        self._flags: dict[int, _Flags] = {}  # by locator, of the extents in the queue
+        self._queue: deque[_Delete] = deque()  # ordered by LSN
+        self._flags: dict[int, _Flags] = {}  # by locator, for the extents in the queue
         self._lock = threading.Lock()  # guards the queue and the flags
         self._unsynced: set[int] = set()  # numbers of segments with unsynced flags
 
@@ -145,7 +145,7 @@ class PendingFlags:
             raise
 
     def _requeue(self, fd: int, segment: Segment, extent: int) -> None:
-        """Queue all flags that an extent has in the file, as deletes that are due immediately."""
+        """Queue all of an extent's flags in the file as deletes that are due immediately."""
         entry, locator = segment.entry(fd, extent), in_extent(segment.number, extent)
         data = os.pread(fd, entry.record_count, entry.flags_at)
         self._flags.setdefault(locator, _Flags(bytearray(data))).queued += 1
@@ -161,8 +161,8 @@ class PendingFlags:
     def rewrite(self) -> None:
         """Write the flags of all unsynced segments again, after an unclean shutdown.
 
-        A sync may have failed before, and the kernel marks pages as clean that are not on the disk.
-        Raise OSError.
+        An earlier sync may have failed, and the kernel then marks pages as clean although they are
+        not on the disk. Raise OSError.
         """
         for number in self._unsynced:
             segment = self._segments[number]
@@ -214,7 +214,9 @@ def _write_flags(segment: Segment, extent: int, indexes: Sequence[int]) -> None:
 
 
 def _write_block(fd: int, entry: ExtentEntry, start: int, indexes: Sequence[int]) -> None:
-    """Set flags within one block, with one read and one write of the bytes in between."""
+    """Set flags within one block. Read the block once, and write the bytes from the first to the
+    last of these flags once.
+    """
     length = min(BLOCK_BYTES, entry.record_count - start)
     flags = bytearray(os.pread(fd, length, entry.flags_at + start))
     for index in indexes:

@@ -1,4 +1,4 @@
-"""Segment maps: a cache of memory-mapped segments. A segment is mapped at its first read.
+"""Segment maps: a cache of memory-mapped segments. A segment is mapped when it is first read.
 
 The least recently used map is released if more than ``mapped_max`` maps are cached, so that a scan
 of all segments does not increase the memory. A view that a reader holds keeps its map alive. The
@@ -18,7 +18,7 @@ from topics.storage.mapped_file import CANNOT_READ, FILE_ERRORS, MappedFile
 from topics.storage.segments.segment_file import Segment
 
 MAPPED_MAX = 4
-VIEWS_MAX = 1024  # per map; if there are more, all are dropped
+VIEWS_MAX = 1024  # maximum number of views per map; if there are more, all are dropped
 
 
 class MappedSegment:

@@ -1,7 +1,7 @@
 """Merge reader: reads the segments that a merge copies into a new segment, and checks every byte.
 
-    open         map the files, check directories and delete flags               in a thread
-    read_ahead   load tables and live records into memory for the loop           in a thread
+    open         in a thread: map the files, check directories and delete flags
+    read_ahead   in a thread: load tables and live records into memory for the loop
     view         return the records of an extent in place
 
 The reader has its own maps, so that the maps of other readers stay cached (`SegmentMaps.pin`). It
@@ -33,7 +33,7 @@ from topics.storage.segments.maps import MappedSegment
 from topics.storage.segments.segment_file import Segment
 from topics.storage.segments.segment_store import SegmentStore
 
-READ_BYTES = 1 << 20  # read in one system call
+READ_BYTES = 1 << 20  # number of bytes read in one system call
 
 
 class ExtentRequest(NamedTuple):

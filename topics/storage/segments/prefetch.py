@@ -2,10 +2,11 @@
 
 The shard loop reads segments in mapped memory. If a page is not in memory, all requests wait until
 the disk has read it. Therefore, when a reader continues, the kernel is advised to read the
-following bytes, which it does concurrently with the loop. Measured with 20 GB of data and a third
-of that as memory: while a reader is active, a small append takes 7 to 15 ms at the 99th percentile
-instead of 24 to 34 ms. Two alternatives are worse: the kernel's own read-ahead restarts at each
-extent, and a thread that accesses the pages would hold the interpreter lock during each wait.
+following bytes, which it does concurrently with the loop. This was measured with 20 GB of data and
+a third of that size as memory. While a reader is active, a small append takes 7 to 15 ms at the
+99th percentile instead of 24 to 34 ms. Two alternatives are worse: the kernel's own read-ahead
+restarts at each extent, and a thread that accesses the pages would hold the interpreter lock during
+each wait.
 
     extent that is read                      next extent of the topic, maybe in another segment
     ---- reader ====== advised =====> ....   its directory entry at a distance of 2 * AHEAD_BYTES,
@@ -25,12 +26,12 @@ from topics.storage.disk import Damaged, will_need
 from topics.storage.segments.segment_file import Segment
 from topics.storage.segments.segment_store import SegmentStore
 
-AHEAD_BYTES = 4 << 20  # 10 ms of a disk that reads 400 MB/s
-EXTENTS_MAX = 16  # tracked extents; pages of earlier ones may have left memory
+AHEAD_BYTES = 4 << 20  # a disk that reads 400 MB/s takes 10 ms for it
+EXTENTS_MAX = 16  # number of tracked extents; pages of earlier ones may have been evicted
 
 
 class Prefetch:
-    """Prefetches for readers, and tracks how far it has prefetched some extents."""
+    """Prefetches records for readers, and tracks how far it has prefetched some extents."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -38,9 +39,10 @@ class Prefetch:
         self._requested: dict[int, int] = {}
 
     def read_on(self, locator: int, index: int, following: int | None) -> None:
-        """Prefetch for a reader that continues at record ``index`` of this extent.
+        """Prefetch the records that a reader will need when it continues at record ``index`` of
+        this extent.
 
-        After this extent, it continues in the extent ``following``, if it is not None.
+        Unless ``following`` is None, the reader then continues in the extent ``following``.
         """
         with contextlib.suppress(OSError, Damaged):
             number, _ = split_locator(locator)
@@ -51,13 +53,13 @@ class Prefetch:
                 self._request_following(following, view.entry.blob_bytes - at)
 
     def _request(self, segment: Segment, locator: int, entry: ExtentEntry, at: int) -> None:
-        """Prefetch records from ``at`` on, unless they were prefetched before."""
+        """Prefetch records from ``at`` on, unless they have already been prefetched."""
         end = min(at + AHEAD_BYTES, entry.blob_bytes)
         requested = self._requested.get(locator, at)
         if not at <= requested <= end:  # prefetched for another reader
             requested = at
-        # Do nothing if all of it, or more than half of AHEAD_BYTES, is prefetched. So each advice
-        # covers a large range.
+        # Do nothing if the entire range, or more than half of AHEAD_BYTES, has been prefetched. So
+        # each call covers a large range.
         if requested == end or (end < entry.blob_bytes and 2 * (requested - at) > AHEAD_BYTES):
             return
         self._note(locator, end)

@@ -38,7 +38,9 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 class Segment:
-    """An intact segment file. ``on_damage`` is called for damage that is found after opening it."""
+    """An intact segment file. ``on_damage`` is called for damage that is found after the file was
+    opened.
+    """
 
     def __init__(self, path: Path, shard: int, number: int) -> None:
         """Read header, trailer and delete flags. Raise `Damaged`."""
@@ -90,7 +92,7 @@ class Segment:
         return damage
 
     def check_tables(self) -> None:
-        """Check all tables now, so that the first delete of a tag does not need to.
+        """Check all tables now, so that the first delete by tag does not need to check them.
 
         May run in a thread. Raise `Damaged`.
         """
@@ -174,9 +176,9 @@ def _is_hole(fd: int, pages: range) -> bool:
 class SegmentWriter:
     """Writes a new segment.
 
-    Call `write` with the buffers that ``segment_build.build`` yields, then `finish`. Each call
-    must run in a thread. The file has a temporary name until it is complete and durable. Each write
-    is written back to the disk immediately.
+    Call `write` with the buffers that ``segment_build.build`` yields, then `finish`. Each call must
+    run in a thread. The file has a temporary name until it is complete and durable. The data of
+    each `write` is written back to the disk immediately.
     """
 
     def __init__(self, folder: Path, header: SegmentHeader) -> None:

@@ -2,8 +2,8 @@
 
     ``segment_file.py``  one file except its extents: opening, writing, releasing space
     ``maps.py``          memory-mapped files for readers
-    ``merge_reader.py``  files that a merge copies into a new segment
-    ``delete_flags.py``  deletes, which are in memory until the log is synced, then in the file
+    ``merge_reader.py``  files that a merge copies into a new segment ``delete_flags.py``  delete
+    flags, kept in memory until the log is synced, then in the file
 
 Segments are read in place. Only their delete flags are changed in place, and the space of extents
 without live records is released.

@@ -2,12 +2,12 @@
 (``formats/disk/blob.py``).
 
     begin -> write ... -> finish       the file is durable under its name
-    add                                a frame that refers to it is in the log
-    absorb | drop | remove             segments contain its records, or its records are deleted
+    add                                the log contains a frame that refers to the blob
+    absorb | drop | remove             segments contain the records, or the records are deleted
 
-A blob is used only after all of its bytes were checked. A blob that this process has written counts
-as checked. `verify` checks any other blob before its first use. A blob that is missing or was
-changed is `Damaged`.
+A blob is used only after all of its bytes have been checked. A blob that this process has written
+counts as checked. `verify` checks any other blob before its first use. For a blob that is missing
+or was changed, `Damaged` is raised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from topics.storage.file_names import own_files
 from topics.storage.mapped_file import MappedFile
 
 SUFFIX, NEW = ".blob", ".new"
-CHUNK_BYTES = 1 << 20  # read in one step
+CHUNK_BYTES = 1 << 20  # number of bytes read in one step
 
 
 def blob_name(topic_id: int, first_seq: int) -> str:
@@ -119,7 +119,7 @@ class BlobView(RecordsView):
         file: MappedFile,
         on_damage: Callable[[Damaged], None],
     ) -> None:
-        """Raise `Damaged`, as each read of the view does. ``on_damage`` is called first."""
+        """Raise `Damaged`, as does each read of the view. ``on_damage`` is called first."""
         super().__init__(flags, count, ext_len, blob.body_of(file.data))
         self._file, self._on_damage = file, on_damage
         # The tables precede the records. They are checked now, and the records when they are
@@ -165,7 +165,7 @@ class _Blob:
 
 
 class BlobStore:
-    """All blobs of a shard. A blob is mapped at its first read."""
+    """All blobs of a shard. A blob is mapped when it is first read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -230,7 +230,7 @@ class BlobStore:
     def verify(self, topic_id: int, first_seq: int, *, with_body: bool = True) -> None:
         """Check the header of an added blob and, with ``with_body``, the checksum of its body.
 
-        The body is not read again if it was checked before. Raise `Damaged`.
+        The body is not read again if it has already been checked. Raise `Damaged`.
         """
         held, path = self._held[topic_id][first_seq], self.path(topic_id, first_seq)
         try:
@@ -291,8 +291,8 @@ class BlobStore:
                 held.is_copied |= held.lsn == lsn
 
     def drop(self, topic_id: int) -> list[Path]:
-        """Drop the blobs of a deleted topic. Return the files to remove once the deletion is
-        durable.
+        """Drop the blobs of a deleted topic. Return the files, which can be removed once the
+        deletion is durable.
 
         Blobs from which copies are read stay. `absorb` drops them later.
         """
@@ -313,7 +313,7 @@ class BlobStore:
         self.path(topic_id, first_seq).unlink(missing_ok=True)
 
     def absorb(self, lsn: int) -> list[Path]:
-        """Drop the blobs of frames below ``lsn``, whose records segments contain.
+        """Drop the blobs of frames below ``lsn``, because segments contain their records.
 
         Return the files, which no client reads any longer.
         """
@@ -335,8 +335,8 @@ class BlobStore:
     def sweep(self, heads: dict[int, int]) -> list[Path]:
         """Remove the blobs of writes that were never finished, and of deleted topics.
 
-        ``heads`` has the last assigned seq of each topic. Return the blobs of other writes that the
-        replayed log does not refer to, because segments contain their records or the records are
+        ``heads`` has the last assigned seq of each topic. Also return the other blobs to which the
+        replayed log does not refer, because segments contain their records or the records are
         deleted. These files are not removed here: the part of the log that refers to them is kept
         while the older checkpoint needs it.
         """

@@ -36,11 +36,11 @@ class WalGroup:
 
 
 class GroupQueue:
-    """The groups that wait for the writer thread, oldest first."""
+    """The groups that are waiting for the writer thread, oldest first."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[WalGroup | None] = queue.SimpleQueue()
-        # A group that was already taken from the queue, but belongs to another file or era.
+        # A group that was already taken from the queue, but belongs to a different file or era.
         self._held: WalGroup | None = None
 
     def put(self, group: WalGroup) -> None:
@@ -54,8 +54,8 @@ class GroupQueue:
     def take(self, until: float) -> list[WalGroup] | None:
         """Wait for a group and return all waiting groups of the same file and era.
 
-        Return an empty list at ``until``, a time of `time.perf_counter`. Return None after the last
-        group of a closed queue.
+        If there is none by ``until``, a time of `time.perf_counter`, return an empty list. Return
+        None after the last group of a closed queue.
         """
         first = self._held
         self._held = None

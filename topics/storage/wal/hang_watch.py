@@ -15,7 +15,8 @@ CHECK_INTERVAL_S: Final = 0.5
 
 
 class HangWatch:
-    """Calls ``on_hang`` with the number of a disk call that is in progress at two checks in a row.
+    """Calls ``on_hang`` with the number of a disk call that is in progress at two consecutive
+    checks.
 
     It is called by the watch's own thread, at the second check and at each further check.
     """

@@ -8,18 +8,18 @@ writes and syncs them.
     OK --(NoSpace)--> NO SPACE --(resume)--> short of space --(allocate_files)--> OK
      '--(a write or sync fails)--> failed, until the process restarts
 
-Rotation: a log file is full when the next frame does not fit into it, or when the blobs and copies
-that its frames refer to have ``file_bytes`` bytes in total, the maximum size of a log file
-(`spares`). Because of the second rule, blobs are sealed and their space is released even if their
-frames are short. A blob cannot be deleted as soon as all its records are deleted: the log still
-refers to it, and a replay could not distinguish the deleted blob from a lost one. If the disk has
-no space for another file, frames continue in a file that is full because of its blobs, so that
+Rotation: a log file is full when the next frame does not fit into it. It is also full when the
+blobs and copies to which its frames refer have a total size of ``file_bytes``, the maximum size of
+a log file (`spares`). Because of the second rule, blobs are sealed and their space is released even
+if their frames are short. A blob cannot be deleted as soon as all its records are deleted: the log
+still refers to it, and a replay could not distinguish the deleted blob from a lost one. If the disk
+has no space for another file, frames continue in a file that is full because of its blobs, so that
 deletes can free space.
 
-After `NoSpace` the contents of the log are known: the loop rolls back all changes that are not
-written and calls `resume`. While the log is short of space, only groups of frames that free space
-may be written. Such a group may use the reserve for a new file (``decisions/0015``). A failed log
-is never written again. The next startup replays the frames that are really on the disk.
+After `NoSpace`, the contents of the log are known: the loop rolls back all unwritten changes and
+calls `resume`. While the log is short of space, only groups of frames that free space may be
+written. Such a group may use the reserve for a new file (``decisions/0015``). A failed log is never
+written again. The next startup replays the frames that are really on the disk.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Wal:
         # The current group: the frames that were appended since the last hand-over.
         self._start = lsn
         self._new_file = False
-        self._frees_space = True  # the group has only frames of `SPACE_FREEING_KINDS`
-        self._no_space = False  # a new file could not be created
+        self._frees_space = True  # true if the group has only frames of `SPACE_FREEING_KINDS`
+        self._no_space = False  # true if a new file could not be created
         # The file of the next frame. It may not exist on disk yet, until the writer thread
         # creates it.
         self._tail: WalFile | None = files[-1] if files else None
@@ -110,7 +110,7 @@ class Wal:
         # while the disk may have no space for a new file.
         self.rotates_by_blobs = False
         # The number of times that the log was resumed after `NoSpace`. LSNs from the resume point
-        # on are reused. The writer drops groups of an earlier era, because their frames were
+        # on are reused. The writer drops groups from an earlier era, because their frames were
         # rolled back.
         self._era = 0
         self.writer = WalWriter(
@@ -157,8 +157,8 @@ class Wal:
         """
         length, lsn = frame.length, self.next_lsn
         file = self._tail
-        # Three reasons for a new file: there is none, the frame does not fit, or blobs have
-        # filled it.
+        # A new file is needed if there is none, if the frame does not fit, or if blobs have filled
+        # the file.
         if (
             file is None
             or not file.holds(lsn, length)
@@ -181,7 +181,7 @@ class Wal:
         return lsn
 
     def _is_full(self, frame: Frame) -> bool:
-        """Return whether ``frame`` begins a new file if the last file is full of blobs."""
+        """Return whether ``frame`` begins a new file if blobs have filled the last file."""
         return (
             self.rotates_by_blobs or frame.flags & _EXTERNAL > 0 or frame.kind is FrameKind.FORWARD
         )
@@ -280,9 +280,8 @@ class Wal:
         return self.lacks_space or self.writer.spares.is_incomplete
 
     def allocate_files(self) -> bool:
-        """Create the next file and the reserve. Return True if both exist.
-
-        In this case the log is no longer short of space.
+        """Create the next file and the reserve. Return True if both exist. In that case, the log is
+        no longer short of space.
         """
         found = self.writer.allocate_files()
         if found:
@@ -315,15 +314,14 @@ class Wal:
         self.writer.resume(lsn)
         # A file that could not be created is not in the list, so the last file is the tail again.
         self._tail = self._files[-1] if self._files else None
-        # Frames from ``lsn`` on are undone. Blobs and cached frames of them must no longer be
-        # found.
+        # Frames from ``lsn`` on are undone. Their blobs and cached data must no longer be found.
         self.blobs.drop_from(lsn)
         self.frames.drop_from(lsn)
         self._blob_bytes = self.blobs.bytes_from(self._tail.base) if self._tail else 0
         self.rotates_by_blobs = False
 
     def records(self, locator: int) -> RecordsView:
-        """Return the records of a written APPEND frame, or of a row of a written FORWARD frame.
+        """Return the records of a written APPEND frame or of a row in a written FORWARD frame.
 
         Raise `Damaged` if they cannot be read.
         """
@@ -335,10 +333,10 @@ class Wal:
         return self.frames.payload(self.file(lsn), lsn)
 
     def frame_at(self, locator: int) -> tuple[FrameHeader, memoryview]:
-        """Return header and body of the frame that contains the location ``locator``.
+        """Return the header and the body of the frame to which ``locator`` refers.
 
-        ``locator`` refers to a frame or to a row of a FORWARD frame. The frame must be written, and
-        its file must not be detached.
+        ``locator`` may also refer to a row of a FORWARD frame. The frame must be written, and its
+        file must not be detached.
         """
         file = self.file(locator)
         return frame_in(file, frame_lsn(file, locator))
@@ -426,7 +424,7 @@ class Wal:
         poller, beats = select.poll(), 0
         poller.register(self.progress_fd, select.POLLIN)
         while self.synced_lsn < self.next_lsn:
-            # The limit of heartbeats makes the supervisor notice a disk that does not respond.
+            # The limit on heartbeats makes the supervisor notice a disk that does not respond.
             if not poller.poll(HEARTBEAT_MS if beats < HEARTBEATS_MAX else None):
                 beats += 1
                 heartbeat()
@@ -437,7 +435,7 @@ class Wal:
 
         Raise the error of this last write or sync, unless the log has `failed` before.
         """
-        # The order of a shutdown: all frames are written and synced, then the threads end, then
+        # Order of a shutdown: all frames are written and synced, then the threads end, then the
         # files are closed.
         self.flush(sync=True, immediate=False)
         self.writer.stop()

@@ -3,7 +3,7 @@ written, and it is mapped for reading.
 
     NAME.new      a file that is being created; startup removes it
     BASE.wal      a file of the log
-    NAME.spare    a preallocated file that becomes a log file later, see `spares`
+    NAME.spare    a preallocated file that later becomes a log file, see `spares`
     log.reserve   a preallocated file for frames that free space
 
 A file keeps its length until it is unlinked. A shorter file was truncated by another program and is
@@ -30,7 +30,7 @@ from topics.storage.disk import Damaged, allocate, rewrite, sync_directory, writ
 from topics.storage.file_names import own_files
 from topics.storage.mapped_file import CANNOT_READ, MappedFile, read_at
 
-CHECK_STEP_BYTES = 256 << 10  # checked for readability by one `WalFile.check_readable`
+CHECK_STEP_BYTES = 256 << 10  # bytes that one call to `WalFile.check_readable` checks
 BODY_BYTES = 32 << 10  # a frame body up to this length is covered by the check of earlier frames
 LOG, NEW, SPARE, RESERVE = ".wal", ".new", ".spare", ".reserve"
 
@@ -65,13 +65,15 @@ def log_paths(folder: Path, shard: int) -> list[Path]:
 
 
 class WalFile:
-    """A log file. ``base`` is the LSN of its first frame, ``size`` its length with the header."""
+    """A log file. ``base`` is the LSN of its first frame, and ``size`` is its length with the
+    header.
+    """
 
     def __init__(self, folder: Path, header: FileHeader, size: int) -> None:
         self.folder, self.header, self.size = folder, header, size
         self.base, self.seed = header.base, header.seed
         self.path = folder / log_name(header.base)
-        # The descriptor, -1 until the file is created or opened.
+        # The descriptor; it is -1 until the file is created or opened.
         self._fd = -1
         self._mapped: MappedFile | None = None
         self.data: memoryview | None = None  # the result of `view`, after its first call
@@ -227,7 +229,9 @@ class WalFile:
         self.reset_checked()
 
     def reset_checked(self) -> None:
-        """Discard the checked range: pages may have been dropped from memory since."""
+        """Discard the checked range, because pages may have been evicted from memory since the
+        check.
+        """
         self.checked_from = self.checked_to = 0
 
     def cut(self, lsn: int) -> None:

@@ -8,8 +8,8 @@ The loop, the writer thread and the syncer thread share one `WriteState`:
                                      '- the write in flight ends-'
 
 In the state WORKING, each reported `LogProgress` raises ``reported``. Frames below this LSN may
-have been acknowledged, so they are kept. After the first error, nothing is written or reported any
-longer. All frames from ``reported`` on are refused. They are overwritten with zeros before the
+have been acknowledged, so they are kept. After the first error, nothing more is written or
+reported. All frames from ``reported`` on are refused. They are overwritten with zeros before the
 error is reported to the loop, so that a restart does not find them (``decisions/0014``).
 """
 
@@ -33,9 +33,9 @@ log = structlog.get_logger()
 class LogProgress:
     """How far the log has been written and synced.
 
-    ``written`` is the LSN up to which the kernel has the log, ``synced`` the LSN up to which it is
-    on the disk. ``write_ms`` and ``sync_ms`` are the durations of the write and the sync. With
-    ``error``, frames from ``written`` on are refused.
+    ``written`` is the LSN up to which the log has been passed to the kernel, and ``synced`` is the
+    LSN up to which it is on the disk. ``write_ms`` and ``sync_ms`` are the durations of the write
+    and the sync. If there is an ``error``, frames from ``written`` on are refused.
     """
 
     written: int
@@ -54,7 +54,7 @@ SYNC_BOUNDS_US: Final = (
 
 @dataclass(slots=True)
 class WalCounters:
-    """Counters since the start of the process.
+    """Counters since the startup of the process.
 
     ``sync_us`` has a count of syncs for each bucket of `SYNC_BOUNDS_US`, then the count of longer
     syncs, the sum of all times, and the number of syncs. ``loop_fsyncs`` counts the syncs that the
@@ -106,7 +106,7 @@ class WriteState:
     def begin_write(self, file: WalFile, end: int) -> bool:
         """Record the start of a write up to the LSN ``end``. Return False if the log is broken.
 
-        In this case nothing may be written.
+        In that case, nothing may be written.
         """
         with self._lock:
             if self.broken is not None:
@@ -115,10 +115,10 @@ class WriteState:
             return True
 
     def end_write(self, end: int, error: OSError | None, *, reported: bool) -> bool:
-        """Record the end of the write. Return False if the log is broken. In this case it is cut.
+        """Record the end of the write. Return False if the log is broken. In that case, it is cut.
 
-        ``reported`` means that the loop itself has written and no sync has to follow, so the frames
-        count as reported.
+        If ``reported`` is true, the loop itself has written the frames and no sync needs to follow,
+        so the frames count as reported.
         """
         with self._lock:
             self._is_writing = False
@@ -150,7 +150,7 @@ class WriteState:
     def note_synced_group(self, lsn: int) -> bool:
         """Record that the loop has written and synced the log up to ``lsn``.
 
-        Return False if the log is broken. In this case it is cut.
+        Return False if the log is broken. In that case, it is cut.
         """
         with self._lock:
             if self.broken is not None:

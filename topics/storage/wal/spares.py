@@ -1,4 +1,4 @@
-"""Spare files: preallocated files that become files of the log later.
+"""Spare files: preallocated files that later become log files.
 
     NAME.spare    a reused or newly created file, so that no write waits for a file to be created
     log.reserve   used only if no other file can be created, and only for frames that free space or
@@ -7,16 +7,16 @@
     released by the log --(no reserve)----> log.reserve --(no space)-.
        |            '----(few spares)-----> NAME.spare ------------> file of the log
        |             created in advance ---^
-       '--(enough of both, or another size)--> unlinked
+       '--(enough of both, or other size)----> unlinked
 
 The reserve is created before the spares. Both kinds are found again after a restart. A failed
 creation leaves no file.
 
 The first files are small and later ones grow with the log, so that a shard without traffic takes
 little space (``decisions/0053``). When a file is half full, the size of the next files is doubled,
-up to a bound: a reserve of the new size replaces the previous reserve, and then a spare is created.
-So the reserve is as large as any file of the log, and the free space of the disk limits how far the
-files grow.
+up to a bound. A reserve of the new size then replaces the previous reserve, and a spare is created.
+So the reserve is as large as any log file, and the free space on the disk limits how far the files
+grow.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from topics.storage.disk import allocate, check_space, sync_directory
 from topics.storage.file_names import own_files
 from topics.storage.wal.log_file import RESERVE, SPARE, NoSpace, WalFile
 
-# Files that are kept to be reused: a checkpoint releases two files, and the next checkpoint is
-# written when these files are used up.
+# Maximum number of files that are kept for reuse. A checkpoint releases two files, and the next
+# checkpoint is written when these files are used up.
 SPARES_MAX = 3
 FIRST_FILE_BYTES = 4 << 20  # an empty shard takes a log file and a reserve of this size
 RESERVE_NAME = "log"
@@ -61,19 +61,20 @@ def prepare(folder: Path, name: str, size: int) -> Path:
 
 
 class SpareFiles:
-    """The spare files of one folder. All have ``file_bytes``, the size of the log's next file.
+    """The spare files in one folder. All have the size ``file_bytes``, the size of the log's next
+    file.
 
     Any thread may take a spare. A lock ensures that only one thread at a time adds spares.
     """
 
     def __init__(self, folder: Path, last_bytes: int, file_bytes_max: int) -> None:
-        """Find the spare files of an earlier process.
+        """Find the spare files that an earlier process has left.
 
         ``last_bytes`` is the size of the log's last file, or 0 if the log has no files.
         """
         self.folder, self._bytes_max = folder, file_bytes_max
         self.requested_after = -1  # base of the last log file for which a spare was requested
-        self.is_incomplete = False  # whether the last attempt to create a spare found no space
+        self.is_incomplete = False  # true if the last attempt to create a spare found no space
         self._path = folder / f"{RESERVE_NAME}{RESERVE}"
         self._adding = threading.Lock()
         self._reserve_lock = threading.Lock()  # guards the name of the reserve and `has_reserve`
@@ -105,8 +106,8 @@ class SpareFiles:
     def begin_file(self, file: WalFile, *, may_use_reserve: bool) -> None:
         """Create a log file from a spare, or by allocating a new file if there is no spare.
 
-        If this fails, the reserve is used, but only with ``may_use_reserve``. Raise the same errors
-        as `WalFile.create`.
+        If this fails and ``may_use_reserve`` is true, the reserve is used. Raise the same errors as
+        `WalFile.create`.
         """
         # The size of spares may have grown since the loop chose the size of the file.
         is_usual = file.size <= self.file_bytes

@@ -1,6 +1,6 @@
 """Syncs of a shard's log, one at a time, and a thread for background syncs.
 
-Frames that no group requests a sync for are synced in the background, within ``sync_ms``. A
+Frames for which no group requests a sync are synced in the background, within ``sync_ms``. A
 separate thread performs these syncs, because the writer thread would otherwise delay its writes.
 This thread also creates spare files. After a sync has failed, no further sync is performed: the
 kernel reports lost pages only once, so a second sync would falsely succeed (``decisions/0014``).
@@ -9,7 +9,7 @@ While the loop syncs, it serves no requests. On a disk that syncs in 0.1 ms, thi
 the two wake-ups of a hand-over. On a disk that takes 10 ms, a thread must perform the sync
 (``decisions/0040``). `SyncPace` selects the state:
 
-    EXPENSIVE --(after the pause, a sync of a thread within CHEAP_S)--> CHEAP: the loop syncs
+    EXPENSIVE --(after the pause, a thread syncs within CHEAP_S)------> CHEAP: the loop syncs
       ^                                                                   |
       '------(one sync above SLOW_S, or the average above CHEAP_S)--------'
 
@@ -77,7 +77,7 @@ class Syncer:
     def sync_acquired(self, file: WalFile, lsn: int) -> bool:
         """Sync for the loop, which holds off all other syncs.
 
-        Return False if the log is broken. In this case its refused frames are cut.
+        Return False if the log is broken. In that case, its refused frames are cut.
         """
         return self._sync(file, lsn, by_loop=True)
 
@@ -126,15 +126,17 @@ class Syncer:
 
 
 class SyncPace:
-    """The state machine in the module docstring. ``now`` is in seconds of a monotonic clock."""
+    """The state machine in the module docstring. ``now`` is the time of a monotonic clock in
+    seconds.
+    """
 
     __slots__ = ("_again_at", "_average_s", "_is_cheap", "_noted_at")
 
     def __init__(self) -> None:
         self._is_cheap = False
-        self._average_s = 0.0  # of the loop's syncs, in the state CHEAP
-        self._again_at = 0.0  # when the pause ends
-        self._noted_at = 0.0  # when the last sync ended
+        self._average_s = 0.0  # average duration of the loop's syncs; used only in the CHEAP state
+        self._again_at = 0.0  # time at which the pause ends
+        self._noted_at = 0.0  # time at which the last sync ended
 
     def is_cheap(self, now: float) -> bool:
         """Return whether the loop may perform a short sync at ``now``."""

@@ -8,24 +8,24 @@ clients of class ``disk`` from 7,700 to 10,100 records/s. The loop does not writ
 because the write may then wait for the journal of the file system. A non-blocking write is not an
 alternative: ext4 supports ``RWF_NOWAIT`` for reads only.
 
-    hand_over --(short, all earlier groups written, no sync or a cheap one)-->
+    hand_over --(short group, earlier groups written, no sync or a cheap sync)-->
        |                                   write [-> fdatasync] --> Progress, returned
        |
        '--(GroupQueue)--> writer thread: write [-> fdatasync] --(eventfd)--> Progress, by `take`
                                |
                                '--(no group requests a sync)--> Syncer: fdatasync, within sync_ms
 
-Only one thread writes at a time. The loop may write a group if the log is written up to the start
-of the group, because then no other write is in flight, and if no earlier group waits for a sync,
-because that sync may fail. Otherwise the writer thread writes the group, and also all later groups
-until it has caught up. A group that the loop syncs counts as reported only after its sync, so that
-its frames are cut if the sync fails.
+Only one thread writes at a time. The loop may write a group on two conditions. The log must be
+written up to the start of the group, so that no other write is in flight. No earlier group may be
+waiting for a sync, because that sync may fail. Otherwise the writer thread writes the group, and
+also all later groups until it has caught up. A group that the loop syncs counts as reported only
+after its sync, so that its frames are cut if the sync fails.
 
 If the data directory no longer belongs to the server (`storage/folders.py`), nothing is synced:
 each sync performs the quick check first. `check`, which the loop calls twice a second, also checks
-that the file is still in its folder. After an error, nothing is written any longer (`WriteState`).
-The only exception is a new file for which the disk has no space. In this case no file was changed,
-so the log continues at the LSN that it had reached, in a new era (`WalGroup`).
+that the file is still in its folder. After an error, nothing more is written (`WriteState`). The
+only exception is a new file for which the disk has no space. In that case, no file was changed, so
+the log continues at the LSN that it had reached, in a new era (`WalGroup`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from topics.storage.wal.syncer import Syncer
 
 SYNC_BYTES = 4 << 20  # unsynced bytes that cause a sync before `sync_ms` has passed
 JOIN_MAX_BYTES = 1 << 20  # up to this length, copying buffers is cheaper than a vectored write
-LOOP_WRITE_MAX_BYTES = 32 << 10  # the longest group that the loop writes itself
+LOOP_WRITE_MAX_BYTES = 32 << 10  # maximum length of a group that the loop writes itself
 UNSYNCED_MAX_BYTES = 256 << 10  # a longer sync would block the loop even on a fast disk
 NOT_FOUND_ERRORS = "the files of the log were deleted or replaced"
 
 
 class WalWriter:
-    """Writes the log from ``lsn`` on, at first into ``file``.
+    """Writes the log from ``lsn`` on, starting in ``file``.
 
     ``on_new_file`` is called with each new file before its first frame is written. ``sync_ms`` is
     the time within which written frames are synced if no group requests a sync.
@@ -92,8 +92,8 @@ class WalWriter:
         # the thread, because the loop may write before the thread runs.
         self._file = file
         self._handed_on = lsn  # the log up to here is synced, or `Syncer` has a job to sync it
-        self._wrote_at = 0.0  # when the last write ended
-        self._sync_at = math.inf  # when to sync the frames for which no group requests a sync
+        self._wrote_at = 0.0  # time at which the last write ended
+        self._sync_at = math.inf  # time at which to sync frames for which no group requests a sync
         self._failed_era = -1  # groups of this era and earlier ones are dropped
         self._thread = threading.Thread(target=self._run, name="wal writer", daemon=True)
         self._thread.start()
@@ -158,7 +158,7 @@ class WalWriter:
     def _sync_immediately(self, group: WalGroup) -> LogProgress | None:
         """Write and sync a group while holding off all other syncs.
 
-        Return None if the log is broken. In this case the frames of the group are cut.
+        Return None if the log is broken. In that case, the frames of the group are cut.
         """
         began = wrote_at = time.perf_counter()
         self.hang_watch.begin()
@@ -192,11 +192,11 @@ class WalWriter:
     def check(self) -> None:
         """Stop all writing if the files no longer belong to the server's data directory.
 
-        These system calls do not block the loop, because the kernel caches names that are checked
+        These system calls do not block the loop, because the kernel caches names that are looked up
         this often.
         """
         state = self.state
-        # A broken log writes nothing, so nothing needs a check.
+        # Nothing is written to a broken log, so no check is needed.
         if state.broken is None:
             try:
                 self._check()
@@ -245,8 +245,8 @@ class WalWriter:
             try:
                 progress = self._write_and_sync(groups)
             except NoSpace as error:
-                # Groups of this era may still be in the queue. They follow on frames that were
-                # not written.
+                # Groups of this era may still be in the queue. They follow frames that were not
+                # written.
                 self._failed_era = groups[0].era
                 state.report(LogProgress(state.written, state.synced, 0.0, 0.0, error))
                 continue
@@ -284,8 +284,8 @@ class WalWriter:
             if not self._sync(written):
                 return None
             sync_ms = (time.perf_counter() - self._wrote_at) * 1000
-        # No group waits. The sync is due, or the unsynced bytes have reached the limit, above
-        # which a sync takes too long.
+        # No group is waiting for a sync. A background sync is due, or the unsynced bytes have
+        # reached the limit above which a sync takes too long.
         elif self._wrote_at >= self._sync_at or written - self._handed_on >= SYNC_BYTES:
             self._sync_later(written)
         # Only the loop's notification was handled, and it needs no report.
@@ -327,10 +327,10 @@ class WalWriter:
             self.syncer.sync_later(self._file, lsn)
 
     def _plan_sync(self) -> None:
-        """Set the time at which frames that no group requests a sync for are synced."""
+        """Set the time at which frames are synced for which no group requests a sync."""
         if self._sync_at == math.inf:
-            # Set this before reading `written`. Then the loop sends a notification for each write
-            # that this read does not cover.
+            # Set this before reading `written`, so that the loop sends a notification for each
+            # write that this read does not cover.
             self._must_notify = True
             if self.state.written > max(self._handed_on, self.state.synced):
                 self._must_notify, self._sync_at = False, self._wrote_at + self._sync_s
@@ -340,10 +340,10 @@ class WalWriter:
     def _write(self, groups: list[WalGroup], *, immediate: bool = False) -> bool:
         """Write groups that have frames, as one contiguous range of their file.
 
-        ``immediate`` means that the loop writes, so the groups count as reported. Return False if
-        the log is broken. In this case the frames of the groups are cut.
+        If ``immediate`` is true, the loop writes, so the groups count as reported. Return False if
+        the log is broken. In that case, the frames of the groups are cut.
         """
-        # The groups follow on each other, so one write covers all of them.
+        # The groups are contiguous, so one write covers all of them.
         file, start, end = groups[0].file, groups[0].start, groups[-1].end
         chunks = groups[0].chunks
         if len(groups) > 1:

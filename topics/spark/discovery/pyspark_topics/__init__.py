@@ -11,7 +11,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return ``DefaultSource``, which is imported on its first use.
+    """Return ``DefaultSource``, which is imported when it is first used.
 
     If a module raises any error except AttributeError, Spark ignores the sources of all packages.
     So a missing dependency is an AttributeError, with a warning on stderr.
