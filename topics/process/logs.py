@@ -338,7 +338,7 @@ def _nothing() -> None: ...
 
 
 def _write_what_fits(pipe: int, data: bytes) -> int:
-    """Write as many bytes to a blocking pipe as it accepts without blocking. Return their number."""
+    """Write as many bytes to a blocking pipe as fit without blocking. Return their number."""
     sent = 0
     while sent < len(data) and _has_space(pipe):
         sent += os.write(pipe, data[sent : sent + PIPE_BUF])

@@ -8,7 +8,7 @@ export interface Connection {
   signal?: AbortSignal;
 }
 
-/** An error of the server or of the connection. */
+/** A server error or a connection error. */
 export interface TopicsError extends Error {
   /** The HTTP status; 0 if there was no HTTP response. */
   status: number;
@@ -28,7 +28,7 @@ export type Status =
   /** The server refuses the request, for example because the key is wrong. It is not retried. */
   | { state: "closed"; error: TopicsError };
 
-/** Parses JSON of the server. Default: `JSON.parse`, which rounds numbers above 2⁵³. */
+/** Parses JSON from the server. Default: `JSON.parse`, which rounds numbers above 2⁵³. */
 export type Parse = (text: string) => any;
 
 /** A record to append. A queue also accepts `delay_ms` or `deliver_at`. */
@@ -191,7 +191,7 @@ export interface Job<Data = any> extends TopicRecord<Data> {
   deadline: number;
   /** The number of deliveries, including this one. */
   deliveries: number;
-  /** The error of the last delivery that failed. */
+  /** The error of the last failed delivery. */
   last_error?: string;
 }
 

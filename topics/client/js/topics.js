@@ -10,14 +10,14 @@
 // server cannot be reached or is busy. Errors have `status` (the HTTP status, 0 if there was no
 // response) and `code`. `subscribe`, `publish` and `work` report their connection to `on.status`:
 //
-//   state      meaning                                                    with
+//   state      meaning                                                    members
 //   "open"     the server has responded
 //   "waiting"  the connection is lost, or the server is busy; it retries  error, pause_ms
 //   "closed"   the server refuses, for example a wrong key; no retries    error
 //
 // Without `on.status`, an error that closes the connection is written to the console. Handlers that
-// return a promise are awaited. An exception of a handler is reported as uncaught; the next event
-// follows.
+// return a promise are awaited. An exception in a handler is reported as uncaught, and the next event
+// is handled.
 
 const RETRIED = [0, 429, 502, 503, 504];
 const RETRIED_CODES = ["throttled", "not_ready", "shutting_down"];
@@ -27,9 +27,9 @@ const HEARTBEAT_MIN_MS = 1000; // the server raises lower values to this one
 const RESPONSE_MS = 30_000; // without a response, a connection counts as lost
 const MESSAGE_MAX_CHARS = 16 * 2 ** 20; // the server closes the socket after a longer message
 const TOO_LONG = 1009; // the close code after a message that is too long
-const CLAIM_WAIT_MS = 25_000; // how long the server waits for a job before it responds to a claim
-const DELAY_MAX_MS = 300_000; // the longest delay between two deliveries of a job that fails
-const ERROR_MAX_CHARS = 340; // at most 1,024 bytes of UTF-8, the limit of the server
+const CLAIM_WAIT_MS = 25_000; // maximum time that the server waits for a job after a claim
+const DELAY_MAX_MS = 300_000; // the longest delay between two deliveries of a failing job
+const ERROR_MAX_CHARS = 340; // at most 1,024 bytes of UTF-8, the server's limit
 const EXTEND_AGAIN_MS = 1000;
 const JOBS_MAX = 1000; // the maximum number of jobs in one request
 const LONE_SURROGATE = /[\ud800-\udfff]/gu;
@@ -39,7 +39,7 @@ const failure = (status, code, message, more) =>
 const lost = (cause) =>
   failure(0, "connection_lost", `the connection is lost: ${cause.message}`, { cause });
 
-/** Return a key that no other message has. Pages of plain http have no `crypto.randomUUID`. */
+/** Return a unique message key. Pages loaded by plain http have no `crypto.randomUUID`. */
 const uniqueKey = () => Array.from(crypto.getRandomValues(new Uint8Array(16)),
   (byte) => byte.toString(16).padStart(2, "0")).join("");
 
@@ -102,12 +102,12 @@ function server({ url = globalThis.location?.origin, key }) {
 
 const topicPath = (name, rest = "") => `/v0/topics/${encodeURIComponent(name)}${rest}`;
 
-/** Return the error of a response. */
+/** Return the error for a response. */
 function refusal({ status, headers }, text) {
   let error;
   try {
     ({ error } = JSON.parse(text));
-  } catch {} // the body may be an error page of a proxy
+  } catch {} // the body may be a proxy's error page
   const after_ms = error?.detail?.retry_after_ms ?? 1000 * Number(headers.get("retry-after"));
   const message = error?.message ?? `a response with status ${status}`;
   return failure(status, error?.code ?? `http_${status}`, message,
@@ -302,7 +302,7 @@ export function publish({ url, key, on = {}, signal, max_pending = 1000,
     if (pending.has(message.id)) transmit(message);
   }
 
-  /** Handle a message of the server. Return the error of the socket itself, if it is one. */
+  /** Handle a message from the server. Return the error of the socket itself, if it is one. */
   function take({ op, request_id, ...frame }) {
     const { code, message: text, detail } = frame;
     const error = op === "error" ? failure(0, code, text,

@@ -31,7 +31,7 @@ def jobs_json(jobs: Iterable[tuple[int, int, int, int, bytes]]) -> list[bytes]:
 
 
 def with_error(record: bytes, error: str) -> bytes:
-    """Add ``last_error``, the most recent error with which the job was nacked, to a job's record."""
+    """Add ``last_error``, the most recent error with which a job was nacked, to its record."""
     return b'{"last_error":%b,%b' % (json_string(error), record[1:])
 
 

@@ -15,7 +15,7 @@ const times = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "
 
 export function overview() {
   let now, refreshes = 0;
-  const deadLetters = new Map(); // by queue: the topic of its dead letters, or null
+  const deadLetters = new Map(); // by queue: its dead-letter topic, or null
 
   async function refresh() {
     now = await sample();

@@ -75,7 +75,7 @@ function newRouter(refresh) {
         ${asked.name && asked.source && asked.dest
           ? code(curl("PUT", routerPath(asked.name), body())) : nothing}`;
     },
-    async submit() { // a PUT would change a router that exists
+    async submit() { // a PUT would change an existing router
       const { routers } = await ask("GET",
         `/v0/routers?${query({ prefix: asked.name, page_size: 1 })}`);
       if (routers[0]?.router === asked.name)

@@ -214,7 +214,7 @@ function publish(topic) {
     try {
       sessionStorage.setItem(DRAFT + name, JSON.stringify(draft));
       state.isTooLong = false;
-    } catch { // longer than the storage of a tab
+    } catch { // longer than a tab's storage
       sessionStorage.removeItem(DRAFT + name);
       state.isTooLong = true;
     }

@@ -53,7 +53,7 @@ function newTopic() {
       @input=${(event) => { name = event.target.value; drawIt(); }}></label>
       ${configForm(undefined, form, drawIt)}
       ${name ? code(curl("PUT", topicPath(name), patch)) : nothing}`,
-    async submit() { // a PUT would change a topic that exists, and might remove records of it
+    async submit() { // a PUT would change an existing topic, and might remove its records
       const { created } = await ask("PUT", topicPath(name, "?dry_run=true"), patch);
       if (!created) throw mistake("a topic of this name exists already");
       await ask("PUT", topicPath(name), patch);

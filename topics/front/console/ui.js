@@ -84,7 +84,7 @@ export const toasted = () => html`<div class="toast" role="status">${toast ?? no
 async function copy(text) {
   const value = text();
   if (navigator.clipboard) await navigator.clipboard.writeText(value);
-  else { // the page was loaded by plain http from another machine
+  else { // the page was loaded from another machine by plain http
     const area = Object.assign(document.createElement("textarea"), { value });
     document.body.append(area);
     area.select();
@@ -190,7 +190,7 @@ export function confirmRemoval(kind, name, what, remove) {
           @input=${(event) => { typed = event.target.value; drawIt(); }}></label>` });
 }
 
-/** A page with a list of the API, its filter and its pages. `made` converts a response to rows;
+/** A page with a list from the API, its filter and its pages. `made` converts a response to rows;
     `detail` requests fields that the list does not contain. */
 export function listPage({ title, path, prefix = "", made, detail, view, none, button }) {
   const SIZE = 100;

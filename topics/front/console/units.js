@@ -1,4 +1,4 @@
-// Times, sizes and counts with units, as the command `topics` reads and writes them.
+// Times, sizes and counts with units, in the form that the command `topics` reads and writes.
 import { bytes, count, duration, mistake } from "./ui.js";
 
 // `steps` are the units in ascending order. A number without a unit has the unit `plain`. `show`

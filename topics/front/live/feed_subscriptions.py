@@ -190,7 +190,7 @@ class FeedSubscriptions:
                 reader.stream.catch_up()
 
     def feed_ended(self, shard: int, params: FeedEndedParams) -> None:  # noqa: ARG002 - the front assigns the numbers
-        """Handle the end of a feed, which was caused by an error or by the deletion of its topic."""
+        """Handle the end of a feed, caused by an error or by the deletion of its topic."""
         feed = self.by_number.get(params.feed)
         if feed is None:
             return

@@ -533,7 +533,7 @@ class Outbox:
             del self._owner
 
     async def _send_unsent(self, scope: trio.CancelScope) -> None:
-        """Send the unsent data, in a task that waits only for this client and ends with the stream."""
+        """Send the unsent data. The task waits only for this client and ends with the stream."""
         try:
             with scope:
                 while self.unsent is not None and not self.is_closed:

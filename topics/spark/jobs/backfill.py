@@ -134,10 +134,10 @@ def add(commands: Commands) -> None:
         description="Append the rows of Parquet, CSV or JSON files to a topic. The same job run"
         " again appends nothing. If files have changed, each partition is appended again from the"
         " first request that differs. Use a different --job-id to append equal rows again. JSON"
-        " lines are sent unchanged. CSV columns are text unless --schema or --option inferSchema=true"
-        " defines types, and an empty field is null. Text must be UTF-8 unless --option encoding"
-        " specifies a different one. A broken record ends the job; records that were appended"
-        " before remain. Subfolders are read. It is an error if there is no file or no record.",
+        " lines are sent unchanged. CSV columns are text unless --schema or --option"
+        " inferSchema=true defines types, and an empty field is null. Text must be UTF-8 unless"
+        " --option encoding specifies a different one. A broken record ends the job; records that"
+        " were appended before remain. Subfolders are read. It is an error if there is no file or no record.",
         epilog="'topics append -f FILE' loads files on this machine without Spark."
         f" {ExitCode.summary()}",
     )

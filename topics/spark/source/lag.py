@@ -28,7 +28,7 @@ class TopicLag(NamedTuple):
 
 
 def lags(progress: Mapping[str, Any] | None) -> list[TopicLag]:
-    """Return the lag of every topic that the query reads. The list is empty before the first batch."""
+    """Return the lag of every topic that the query reads, or no lags before the first batch."""
     found = []
     for source in () if progress is None else progress["sources"]:
         latest = offsets_of(source["latestOffset"])

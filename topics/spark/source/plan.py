@@ -33,7 +33,7 @@ REASONS = {
 
 
 class DataLost(Exception):
-    """Records that a read must return are lost. The text is one line with the topic and the reason."""
+    """Records that a read must return are lost. The text is one line with topic and reason."""
 
 
 class Head(NamedTuple):

@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch, or ``start`` if there are too few records for a batch."""
+        """Return the end of the next batch, or ``start`` if there are too few new records."""
         begin = decode(start)
         before = dict(self._heads)
         self._check_servers(begin)
@@ -256,7 +256,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def _is_below_minimum(self, found: list[Step]) -> bool:
-        """Return whether the batch must wait for more records because of ``minOffsetsPerTrigger``."""
+        """Return whether ``minOffsetsPerTrigger`` makes the batch wait for more records."""
         if self._target is not None or self.options.min_offsets == 0:
             return False
         late = self._clock() - self._advanced_at >= self.options.max_delay_s
