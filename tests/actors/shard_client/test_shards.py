@@ -225,15 +225,15 @@ async def test_only_a_positive_wait_ms_makes_a_call_wait(
     harness: ShardClientHarness, autojump_clock: trio.testing.MockClock
 ) -> None:
     waiting = [
-        harness.ask(DIFF, b'{"node":"wait_ms", "wait_ms" : 1}'),
-        harness.ask(CLAIM, b'{"wait_ms":500,"node":"n"}', TopicParams("q", 0)),
+        harness.start_call(DIFF, b'{"node":"wait_ms", "wait_ms" : 1}'),
+        harness.start_call(CLAIM, b'{"wait_ms":500,"node":"n"}', TopicParams("q", 0)),
     ]
     others = [
-        harness.ask(DIFF, b'{"from_seq":0,"wait_ms":0}'),
-        harness.ask(DIFF, b'{"node":"wait_ms"}'),
-        harness.ask(DIFF, rb'{"node":"\"wait_ms\":1"}'),
-        harness.ask(DIFF, b'{"limit":1,"other":["wait_ms",1]}'),
-        harness.ask(CLAIM, b'{"node":"n","wait_ms":0}', TopicParams("q", 0)),
+        harness.start_call(DIFF, b'{"from_seq":0,"wait_ms":0}'),
+        harness.start_call(DIFF, b'{"node":"wait_ms"}'),
+        harness.start_call(DIFF, rb'{"node":"\"wait_ms\":1"}'),
+        harness.start_call(DIFF, b'{"limit":1,"other":["wait_ms",1]}'),
+        harness.start_call(CLAIM, b'{"node":"n","wait_ms":0}', TopicParams("q", 0)),
     ]
     await harness.stall()
     assert waiting == [[], []]
