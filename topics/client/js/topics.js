@@ -16,8 +16,8 @@
 //   "closed"   the server refuses, for example a wrong key; no retries    error
 //
 // Without `on.status`, an error that closes the connection is written to the console. Handlers that
-// return a promise are awaited. An exception in a handler is reported as uncaught, and the next event
-// is handled.
+// return a promise are awaited. An exception in a handler is reported as uncaught, and the next
+// event is handled.
 
 const RETRIED = [0, 429, 502, 503, 504];
 const RETRIED_CODES = ["throttled", "not_ready", "shutting_down"];

@@ -137,7 +137,8 @@ def add(commands: Commands) -> None:
         " lines are sent unchanged. CSV columns are text unless --schema or --option"
         " inferSchema=true defines types, and an empty field is null. Text must be UTF-8 unless"
         " --option encoding specifies a different one. A broken record ends the job; records that"
-        " were appended before remain. Subfolders are read. It is an error if there is no file or no record.",
+        " were appended before remain. Subfolders are read. It is an error if there is no file or"
+        " no record.",
         epilog="'topics append -f FILE' loads files on this machine without Spark."
         f" {ExitCode.summary()}",
     )
