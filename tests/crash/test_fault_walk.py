@@ -24,7 +24,7 @@ def without_logging() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("goes_on", "stop", "loop", "first"),
+    ("persists", "stop", "loop", "first"),
     [
         *((False, False, False, 1), (True, True, False, 7)),
         *((False, True, True, 13), (True, False, True, 19)),
