@@ -18,6 +18,7 @@ from tests.support.server import Server
 from tests.support.ws import Socket
 
 TOPICS, ROUNDS = 250, 4  # the number of unanswered publishes that a WebSocket may have
+ATTEMPTS = 20
 
 
 def waited_ms(answer: Any) -> float:
@@ -45,24 +46,28 @@ def test_a_read_raises_the_priority_of_a_topic_for_a_while(api: Api, topic: str)
 
 
 def test_many_publishes_are_delayed_and_keep_their_order(socket: Socket, new_name: Any) -> None:
-    topics = [new_name() for _ in range(TOPICS)]
-    config = {"durability": "ephemeral"}
-    send_batch(
-        socket,
-        [
-            publish(f"{number}", name, number, config=config)
-            for number in range(ROUNDS)
-            for name in topics
-        ],
-    )
-    replies = answers(socket, TOPICS * ROUNDS)
-    assert {answer["op"] for answer in replies} == {"ack"}
-    seqs: dict[str, list[tuple[str, int]]] = {name: [] for name in topics}
-    for answer in replies:
-        seqs[answer["topic"]].append((answer["request_id"], answer["last_seq"]))
-    in_order = [(f"{number}", number + 1) for number in range(ROUNDS)]
-    assert all(found == in_order for found in seqs.values())
-    assert max(map(waited_ms, replies)) > 0.0
+    # If the client has to wait for a core, the server may read the publishes in short iterations.
+    for _ in range(ATTEMPTS):
+        topics = [new_name() for _ in range(TOPICS)]
+        config = {"durability": "ephemeral"}
+        send_batch(
+            socket,
+            [
+                publish(f"{number}", name, number, config=config)
+                for number in range(ROUNDS)
+                for name in topics
+            ],
+        )
+        replies = answers(socket, TOPICS * ROUNDS)
+        assert {answer["op"] for answer in replies} == {"ack"}
+        seqs: dict[str, list[tuple[str, int]]] = {name: [] for name in topics}
+        for answer in replies:
+            seqs[answer["topic"]].append((answer["request_id"], answer["last_seq"]))
+        in_order = [(f"{number}", number + 1) for number in range(ROUNDS)]
+        assert all(found == in_order for found in seqs.values())
+        if max(map(waited_ms, replies)) > 0.0:
+            return
+    pytest.fail("no publish was delayed")
 
 
 FLOODING = 900  # sockets

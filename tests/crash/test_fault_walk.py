@@ -42,7 +42,7 @@ def test_no_failed_write_or_sync_loses_acknowledged_data_or_shows_refused_data(
 
 
 @pytest.mark.timeout(600)  # It ends at the first sync that shows the defect, mostly within seconds
-@pytest.mark.parametrize("forgotten", ["blank", "rewrite"])
+@pytest.mark.parametrize("omitted", ["blank", "rewrite"])
 def test_the_walk_detects_a_log_that_does_not_cut_or_rewrite_its_frames(
     omitted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
