@@ -12,9 +12,7 @@ Use = Literal["read", "write"]
 
 
 class Option(NamedTuple):
-    """An option. ``default`` is in the form that a user would write; it is empty if the option has
-    none.
-    """
+    """An option. ``default`` is in the form that a user would write, or empty if there is none."""
 
     name: str
     use: Use | Literal["both"]

@@ -8,10 +8,11 @@
     on_session_closed   the session with a front has closed
     run                 task that runs concurrently with the loop, for work that waits for files
 
-Hooks run inside an iteration and never block. A service defines only the hooks that it needs, and
-the loop calls only the defined hooks. A service that must be notified of commits to some topics
-follows these topics (`Topic.follow`), because most topics have no readers, no routers and no
-waiting clients.
+Hooks never block. They run inside an iteration, except `on_session_closed`, which can request an
+iteration by waking the deadline queue. A service defines only the hooks that it needs, and the loop
+calls only the defined hooks. A service that must be notified of commits to some topics follows
+these topics (`Topic.follow`), because most topics have no readers, no routers and no waiting
+clients.
 """
 
 from __future__ import annotations

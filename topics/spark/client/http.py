@@ -138,9 +138,7 @@ class TopicsClient:
         return self._client.pool.connections
 
     def state(self, topic: str) -> TopicState | None:
-        """Return the topic's state (§1), or None if it does not exist. The request does not count
-        as a read.
-        """
+        """Return the topic's state (§1), or None if it does not exist. This is not a read."""
         try:
             return self._send(topic, calls.get_topic(topic))
         except RequestError as error:
@@ -211,9 +209,7 @@ class TopicsClient:
 
 
 def _too_long(body: Any, detail: dict[str, Any]) -> str:
-    """Return a text that identifies the record of an append whose tag or node is too long, or an
-    empty string.
-    """
+    """Return a text that identifies the record whose tag or node is too long, or ``""``."""
     name, most = detail.get("field"), detail.get("max")
     if name not in ("tag", "node") or most is None or not isinstance(body, msgspec.Raw):
         return ""

@@ -1,9 +1,7 @@
-"""Archive: copies a topic, or all topics that match a pattern, to a table that is partitioned by
-date.
+"""Archive: copies a topic, or all topics that match a pattern, to a table partitioned by date.
 
 A streaming query, whose checkpoint is in the archive's folder, archives each record exactly once. A
-run archives the records since the last run and then ends, or it follows the topic. There are two
-formats:
+run archives the records since the last run and ends, or follows the topic. There are two formats:
 
     delta    a commit for each batch (`archive_table`): exactly once for all readers
     parquet  Structured Streaming's own file sink: exactly once for Spark (DIR/_spark_metadata)
@@ -44,9 +42,7 @@ CHECKPOINT = "_checkpoint"
 
 
 class ArchiveSummary(NamedTuple):
-    """The checks of the topics in a run. ``total`` is the number of records in the archive from
-    this run and all earlier ones.
-    """
+    """The checks of the topics in a run. ``total`` counts the records of all runs."""
 
     directory: str
     topics: list[Checked]

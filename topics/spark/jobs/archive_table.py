@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "node", "headers", "epoch")
 ORDER = ("date", "topic", "partition", "epoch", "offset")
 DAY_MS = 24 * 60 * 60 * 1000
-# This bounds the writer's memory, and the number of bytes that a replay decodes to read a few
-# records.
+# Bounds the writer's memory, and the bytes that a replay decodes to read a few records.
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 WRITE = {"compression": "zstd", "parquet.block.size": str(ROW_GROUP_BYTES)}
 
@@ -80,8 +79,7 @@ def commit(df: DataFrame, batch: int, query: str, uri: str) -> None:
     folder = f"batch-{batch:010d}-{uuid4().hex[:8]}"
     rows = df.sortWithinPartitions(*ORDER).write.partitionBy("date").options(**WRITE)
     rows.parquet(f"{uri}/{folder}")
-    # A single partition needs no shuffle. In a stream, Spark would not reduce the number of shuffle
-    # partitions.
+    # A single partition needs no shuffle. A stream would use all shuffle partitions.
     written = spark.read.schema(df.schema).parquet(f"{uri}/{folder}").coalesce(1)
     files = written.groupBy("date", "_metadata.file_path", "_metadata.file_size").count().collect()
     actions = [

@@ -18,8 +18,7 @@ from topics.spark.source.connection import SIMILARITY
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# The accepted types by `DataType.simpleString`, without type parameters. The first one is the usual
-# type.
+# The accepted types by `DataType.simpleString`, without type parameters, the usual type first.
 TEXT: Final = ("string", "varchar", "char")
 ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = {
     "key": (*TEXT, "binary"),

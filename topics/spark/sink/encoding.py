@@ -168,9 +168,7 @@ def _excerpt(value: str | bytes) -> str:
 
 
 def string_block(column: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets and data of a column of the type `TEXT`, without a copy, for
-    ``Chunker.cut``.
-    """
+    """Return the offsets and data of a `TEXT` column for ``Chunker.cut``, without a copy."""
     assert column.null_count == 0, "every row was encoded"
     _, offsets, data = column.buffers()
     first, end = column.offset, column.offset + len(column) + 1

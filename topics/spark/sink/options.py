@@ -1,6 +1,4 @@
-"""Write options: parses and checks the options of a write. Each invalid option causes a one-line
-error.
-"""
+"""Write options: parses and checks them. Each invalid option causes a one-line error."""
 
 from __future__ import annotations
 

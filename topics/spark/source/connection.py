@@ -49,9 +49,7 @@ class BadOption(ValueError):
 
 
 class ServerError(Exception):
-    """A server refused a request or did not respond. The text is one line: server, topic, code and
-    advice.
-    """
+    """A failed request to a server. The text is one line: server, topic, code and advice."""
 
 
 class Given(dict[str, str]):
