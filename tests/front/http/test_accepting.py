@@ -55,6 +55,12 @@ def acceptor_of(most: int, request_count: Callable[[], int]) -> Acceptor:
     )
 
 
+@pytest.fixture(autouse=True)
+def without_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations take the number of clients that the tests expect, also on a slow machine."""
+    monkeypatch.setattr(accepting, "SPENT_MAX_S", 60.0)
+
+
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0), backlog=500) as listener:
