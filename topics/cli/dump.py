@@ -119,9 +119,9 @@ def import_(shell: Shell, /, files: tuple[str, ...], to: str | None, again: bool
     \b
     topics import backup.ndjson.gz
 
-    Topics that do not exist are created with the exported config. Records keep data, tag, node and
-    meta, and get new seqs and times. All FILEs are checked before the first append. - is stdin,
-    which is checked only at its end.
+    Topics that do not exist are created with the exported config. Records keep their data, tag,
+    node and meta, and get new seqs and times. All FILEs are checked before the first append, except
+    stdin (-), whose check is complete only when all of it has been read.
 
     An import may be repeated, or continued after an interruption, without appending a record twice.
     This holds while the topic stores the keys of the import (idempotency_window_ms: at least 7 days

@@ -102,8 +102,8 @@ class Topic:
         self.tags: dict[int, TagIndex] | None = None
 
         self.dedupe = DedupeWindow()
-        # Idempotency keys of writes below this seq have expired. They stay expired if the window is
-        # extended.
+        # Idempotency keys of writes below this seq have expired. They stay expired even if the
+        # window is extended.
         self.keys_from_seq = 0
 
         self.last_ts = 0  # `$ts` never decreases within a topic

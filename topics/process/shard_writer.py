@@ -74,7 +74,7 @@ def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int
         cells.progress_ppm = int(share * 1e6)
         cells.heartbeat_ms = time.monotonic_ns() // 1_000_000
 
-    # Wait first, because a recovery in a wrong directory would find only some of the files.
+    # Wait first: recovery in the wrong directory would find only some of the files.
     _wait_for_directory(folders, cells)
     began = time.monotonic()
     try:

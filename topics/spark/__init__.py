@@ -36,8 +36,8 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    # Spark 4.3 does not pass an archive of --py-files to the process that plans a stream on the
-    # driver. A session of Spark Connect has no ``sparkContext``.
+    # Spark 4.3 does not pass an archive given with --py-files to the process that plans a stream on
+    # the driver. A Spark Connect session has no ``sparkContext``.
     root = Path(__file__).absolute().parents[2]
     if root.is_file() and (context := getattr(spark, "sparkContext", None)) is not None:
         context.environment.setdefault("PYTHONPATH", str(root))

@@ -206,7 +206,7 @@ def write_zeros(fd: int, offset: int, length: int) -> None:
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """Release the blocks of these bytes if the file system supports it. They then read as zeros.
 
-    Raise OSError.
+    Raise OSError if this fails for another reason.
     """
     if _fallocate is not None and _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length):
         code = ctypes.get_errno()

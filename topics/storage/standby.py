@@ -484,8 +484,8 @@ def _is_of(path: str, file: str) -> bool:
 
 
 def _blocks(source: IO[bytes], name: str, at: int, size: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes of a file from the current position ``at`` up to ``size``, or to its end if
-    it is shorter, and whether they belong to the hash of a `Part`.
+    """Yield the blocks of a file from the current position ``at`` up to ``size`` or the end of the
+    file, each with whether the hash of a `Part` covers it.
     """
     flags = _flags(source, size) if name.startswith("segment/") else range(0)
     for stop, is_hashed in ((flags.start, True), (flags.stop, False), (size, True)):

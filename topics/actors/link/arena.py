@@ -412,8 +412,8 @@ class PageAllocator:
     def __init__(self, count: int) -> None:
         self.count = count
         self.used = 0
-        # The first page that has never been allocated. The arena lowers it after it has returned
-        # pages to the system.
+        # No page from this one on is backed by memory: it was never allocated, or the arena has
+        # returned it to the system and lowered this mark.
         self.high_water = 0
         self._holes: list[tuple[int, int]] = [(0, count)] if count else []  # (first page, pages)
         self._rows: dict[int, int] = {}  # first page -> pages

@@ -503,9 +503,7 @@ class Jobs:
         return True
 
     def _leave_state(self, seq: int) -> tuple[StateBeforeReserve, int]:
-        """Remove a job from its state. Return the state and its time, or 0 if the state has no
-        time.
-        """
+        """Remove a job from its state. Return the state and its time (0 if the state has none)."""
         # The order of the checks has no effect, because a job is in one state only. The entry of a
         # free job in the free queue becomes stale, and `take_free` skips it.
         if seq in self.dead:

@@ -31,7 +31,7 @@ NEVER = sys.maxsize
 
 
 class DueCounter:
-    """Counts seqs by the slot of `SLOT_MS` that contains their time."""
+    """Counts seqs by due time, in slots of `SLOT_MS`."""
 
     __slots__ = ("_slots",)
 

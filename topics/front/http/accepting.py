@@ -388,7 +388,7 @@ class Acceptor:
         """Return False if a new client would be refused although waiting clients will soon free
         slots.
 
-        A waiting client becomes quiet, so that it can be closed, as soon as it has been served.
+        A waiting client becomes quiet as soon as it has been served, and can then be closed.
         """
         if not self.slots.is_full or self._count < TAKEN_PER_ITERATION_MIN:
             return True

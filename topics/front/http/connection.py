@@ -14,16 +14,16 @@ The ``async`` functions are for requests that run in tasks. No request needs a t
 request needs no task.
 
 `Connections` contains all connections of a front. It enforces deadlines, closes quiet connections
-to admit new clients, and drains.
+to admit new clients, and handles the drain.
 
     at each tick      connections past their deadline: closed if idle without input, else reset
     if no slot is     the connection that has been quiet longest is closed; connections that have
     free              no key are closed before others
 
-A connection is quiet while it has no admitted request in flight: between two requests, while a head
-or an unused body is incomplete, and while a request is being refused. Requests that need no key do
-not count as in flight. A connection with any other request or a stream is never closed for a new
-connection, so clients that only connect cannot displace active clients.
+A connection is quiet while it has no admitted request in flight: between two requests, while a
+head, or a body that will not be used, is incomplete, and while a request is being refused. Requests
+that need no key do not count as in flight. A connection with any other request or a stream is never
+closed for a new connection, so clients that only connect cannot displace active clients.
 """
 
 from __future__ import annotations

@@ -369,10 +369,10 @@ class Stream(ABC):
             self.end()
 
     def notify_pauses(self, now: float, pauses_s: dict[str, float]) -> None:
-        """Send the pauses of topics to the client.
+        """Notify the client that events of these topics are paused, and of the longest pause.
 
-        ``pauses_s`` maps topics to seconds. Send nothing if the last notice is younger than
-        `NOTICE_INTERVAL_S`, or if the socket accepts no data.
+        ``pauses_s`` maps topics to seconds. Send nothing if the last notice was sent less than
+        `NOTICE_INTERVAL_S` ago, or if the socket accepts no data.
         """
         if pauses_s and now - self.notified_at >= NOTICE_INTERVAL_S and not self.is_stalled:
             self.notified_at = now

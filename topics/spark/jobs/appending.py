@@ -1,7 +1,7 @@
-"""Appending: appends a job's rows to its topic, and reports the counts.
+"""Appending: appends a job's rows to its topic and reports the counts.
 
-A data source's writer commits in a different process. Therefore a job runs the sender with
-``mapInArrow``, which returns the counts of each task to the driver.
+A data source's writer commits in a different process and cannot return counts to the driver, so a
+job runs the sender with ``mapInArrow``, which returns the counts of each task to the driver.
 """
 
 from __future__ import annotations

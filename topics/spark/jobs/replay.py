@@ -70,7 +70,7 @@ class Replayed(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether all records were sent, and the heads of the topics cover them."""
+        """Whether all records were sent, and each topic's head is high enough to include them."""
         return self.records == self.archived and all(each.agrees for each in self.topics.values())
 
     def text(self) -> str:

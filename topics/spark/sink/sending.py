@@ -97,13 +97,13 @@ class Sender:
         return self._figures
 
     def post(self, send: Callable[[], None]) -> None:
-        """Start ``send`` in a thread after the previous request. Raises that request's failure."""
+        """Call `settle`, then start ``send`` in a thread."""
         self.settle()
         self._flight = flight = Future[None]()
         Thread(target=_settle, args=(flight, send), name="append", daemon=True).start()
 
     def settle(self) -> None:
-        """Wait for the request in flight. Raises its failure."""
+        """Wait for the request in flight. If it failed, raise its exception."""
         flight, self._flight = self._flight, None
         if flight is not None:
             flight.result()

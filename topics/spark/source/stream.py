@@ -218,8 +218,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return step
 
     def _skip_losses(self, step: Step, rows: int | None) -> Step:
-        """Return the step after the records that were lost before they were read. It ends before
-        the next large loss, which the next batch skips.
+        """Return the step with its start moved past records that were lost before they could be
+        read, and its end before the next large loss, which the next batch skips.
         """
         head = self._heads[step.server].get(step.topic)
         if head is None or step.lag == 0:

@@ -167,11 +167,11 @@ class Survey:
         return Loss(gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate)
 
     def large_losses(self, step: Step, last: int, budget: RetryBudget) -> Iterator[Loss]:
-        """Yield the losses between a position and ``last`` that several tasks would read.
+        """Yield the losses between a position and ``last`` that span several tasks.
 
-        After the promotion of a standby, hundreds of millions of seqs may be missing from a topic.
-        Therefore one seq of each task is checked. The task of that seq reports the losses before
-        it.
+        Hundreds of millions of seqs may be missing after a standby is promoted, so only one seq in
+        each task's range is checked. The part of a loss up to that seq is reported by the task that
+        reads it.
         """
         size, seq = self._options.max_records_per_partition, step.at.seq
         while (seq := seq + size) < last:

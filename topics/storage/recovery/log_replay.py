@@ -43,7 +43,7 @@ from topics.storage.wal.blobs import BlobStore
 from topics.storage.wal.log_file import WalFile
 
 REPORT_BYTES = 1 << 20  # progress is reported each time this number of bytes has been replayed
-# Plain integers, because they are compared for each of millions of frames.
+# Plain integers, because each frame is compared with them, and there are millions of frames.
 _APPEND, _EXTERNAL = int(FrameKind.APPEND), int(RecordFlags.EXTERNAL)
 
 

@@ -130,8 +130,8 @@ def restore_topics(
         for number_of_extent, entry in progress.over(
             segments.entries(number), EXTENTS_PER_HEARTBEAT
         ):
-            # The topic of an extent may be deleted. Its records stay in the segment until the
-            # segment is merged or removed.
+            # The topic of an extent may have been deleted. Its records stay in the segment until
+            # the segment is merged or removed.
             if entry.topic_id in replay.table.by_id:
                 locator = Locator(number_of_extent)
                 runs = later_deletes.of(entry.topic_id, entry.first_seq, entry.record_count)

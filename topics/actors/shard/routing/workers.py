@@ -64,10 +64,10 @@ from topics.formats.wire.calls import (
 )
 
 WORK_S: Final = 0.001  # time that one iteration spends on forwarding
-# The pause after a round while clients are writing, as a multiple of the round's duration. So
-# clients get most of the loop's time, and a large fan-out copies more records per round. Time that
-# passes unused before a round counts as credit, so that a single record is forwarded without a
-# pause.
+# While clients are writing, forwarding pauses after each round; this is the pause as a multiple of
+# the round's duration. Clients thus get most of the loop's time, and with a large fan-out each
+# round copies more records. Idle time before a round counts as credit, so a single record is
+# forwarded without a pause.
 PAUSE_RATIO: Final = 3.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.002, 0.05
 CREDIT_MAX_S: Final = 0.02

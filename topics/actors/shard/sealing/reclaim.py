@@ -76,7 +76,8 @@ class Reclaim:
         self._live = {number: 0 for kept in shard.kept for number in kept.segments} | {
             number: len(extents) for number, extents in used.items()
         }
-        # Extents freed since the last checkpoint. An earlier process may have left some unpunched.
+        # Extents freed since the last checkpoint. Initially, those that an earlier process freed
+        # but did not punch.
         self._extents = [
             in_extent(number, extent)
             for number, extents in used.items()
