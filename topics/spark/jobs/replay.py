@@ -58,7 +58,10 @@ class Part(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """The counts of a replay by target topic. ``archived`` is the number of records in the archive."""
+    """The counts of a replay by target topic.
+
+    ``archived`` is the number of records in the archive.
+    """
 
     topics: dict[str, Appended]
     archived: int
