@@ -206,7 +206,7 @@ class Sending(Background):
         thread.
         """
         if self._pid != os.getpid():
-            raise RuntimeError(f"{self._name} belongs to the process {self._pid}")
+            raise RuntimeError(f"{self._name} belongs to process {self._pid}, not to this one")
         with self._starting:
             if self._thread is None:
                 self._begin(self._run)

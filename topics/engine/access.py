@@ -81,8 +81,8 @@ class Principal:
         self.prefixes = prefixes
         self._mask = scopes.value
         self.is_admin = self.allows(Scope.ADMIN)
-        # The name of the key in logs. It is the digest of ``digest``, because anyone who knows
-        # ``digest`` can search for the secret. It is empty if no key is configured.
+        # The key's name in logs: a digest of ``digest``, because ``digest`` itself would allow an
+        # offline guess of the secret. Empty if no key is configured.
         self.alias = hashlib.sha256(digest).hexdigest()[:ALIAS_DIGITS] if digest else ""
 
     def allows(self, scope: Scope) -> bool:

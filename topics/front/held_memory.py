@@ -43,7 +43,7 @@ class Client(Protocol):
     """A connection, a stream or a body that holds memory because its client is slow."""
 
     def disconnect(self) -> None:
-        """Disconnect the client now, because its memory is needed."""
+        """Disconnect the client now. Called when its memory is needed."""
 
 
 class Holding:

@@ -21,7 +21,7 @@ from topics.front.error_answers import RETRY_AFTER_MS
 
 
 class Cap(NamedTuple):
-    """A cap, with its name in error responses. ``most`` 0 means no cap."""
+    """A cap, with its name in error responses. If ``most`` is 0, there is no cap."""
 
     name: str
     most: int

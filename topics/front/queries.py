@@ -39,7 +39,7 @@ class Parameter(Generic[T]):
 
 
 class Names(Parameter[tuple[str, ...]]):
-    """A parameter that may be repeated. Its value is the tuple of distinct texts."""
+    """A parameter that may be repeated. Its value is a tuple of the distinct values."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, lambda _name, value: (value,), ())

@@ -104,7 +104,7 @@ def keep_memory() -> None:
 
 
 def raise_file_limit() -> tuple[int, int]:
-    """Raise the soft limit for open files to the hard limit, at most to FILES_MAX.
+    """Raise the soft limit for open files to the hard limit, but no higher than FILES_MAX.
 
     Returns the soft limit before and after the change. The limit applies to this process and its
     children. Each client connection needs a descriptor, and the default soft limit is often 1,024.

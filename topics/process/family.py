@@ -121,7 +121,7 @@ class Child:
         self.up_at = math.inf  # time at which the supervisor first saw the process serve
         self.pulse = Liveness()
         self._heartbeat_ms_before = 0  # the last heartbeat of the previous process
-        self.is_stalled = False  # There has been no sign of life for too long, which was logged.
+        self.is_stalled = False  # True once the missing signs of life have been logged.
         # SIGKILL was sent because the process had stalled, and the process has not been reaped yet.
         self.is_being_killed = False
         self.is_damaged = False  # True if the data is damaged, so the child is not restarted.

@@ -267,9 +267,9 @@ class DescriptorSink:
         self._is_line_incomplete = False  # The last line was only partly written.
 
     def write(self, line: str) -> bool:
-        """Write ``line``, which has no line end, and return whether it was written completely.
+        """Write ``line`` (no trailing newline) and return whether all of it was written.
 
-        Never blocks or raises (except for the terminal of another user, see the table above).
+        Never raises. Never blocks, except on the terminal of another user (see the table above).
         """
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         if self._is_line_incomplete:

@@ -204,8 +204,8 @@ class GroupCommit:
 
         ``settle`` is called for each of the changes, as in `submit`.
         """
-        # The shared frame comes first. The other frames only concern single dests, and all of
-        # them must be in one file, so that the log loses either all or none of them.
+        # The shared frame comes first. Each of the other frames concerns one dest. All frames must
+        # be in one file, so that the log loses either all or none of them.
         frame, changes = forwarded.frame, forwarded.changes
         others = [other for change in changes for other in change.frames]
         self.wal.keep_contiguous(frame.length + sum(other.length for other in others))

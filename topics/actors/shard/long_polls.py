@@ -114,7 +114,7 @@ class LongPolls(Service):
         self.is_due = bool(self._due)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Drop the polls of the session, because its front has disconnected."""
+        """Drop the polls of the session. Called when its front has disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)

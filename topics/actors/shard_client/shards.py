@@ -169,7 +169,7 @@ class ShardLink:
         self._liveness = Liveness()
 
     def opened(self) -> None:
-        """Open a session, because the link has connected."""
+        """Open a session. Called when the link has connected."""
         self.session = self._router.open_session(self.peer_id, self.link, self._failure_of)
         self.answering = self.session
         # Restart the measurement, because the old process may have been silent for a long time.
@@ -186,7 +186,7 @@ class ShardLink:
             assert rest is None, "a front has no asynchronous handler"
 
     def closed(self) -> None:
-        """Close the session, because the link has disconnected."""
+        """Close the session. Called when the link has disconnected."""
         if self.session is not None:
             # Clear the fields before the listeners run, because they may call the shard again.
             session, self.session, self.answering = self.session, None, None

@@ -1,8 +1,8 @@
-"""Limits and clamps of requests (§2, §3, §10, §11). Each of them is defined only here.
+"""Request limits and clamps (§2, §3, §10, §11). Each of them is defined only here.
 
-A value above a limit is rejected. A value above a clamp is replaced with the bound. In a read, zero
-means the default. The following limits of lists and texts apply to HTTP and WebSockets. The detail
-of the error contains the limit as ``max``:
+A value above a limit is rejected. A value above a clamp is reduced to it. In a read, zero
+means the default. The following limits on lists and strings apply to HTTP and WebSockets. The error
+detail gives the limit as ``max``:
 
     field                   of                          at most                    code
     records                 append, publish             TOPICS_MAX_BATCH_RECORDS   batch_too_large

@@ -270,7 +270,7 @@ class TraceFields(NamedTuple):
 def cut_trace_fields(raw: bytes) -> tuple[bytes, TraceFields] | None:
     """Remove the trace fields from a complete head. Returns the rest of the head and the fields.
 
-    Returns None if the head has no trace field or exceeds the limits of heads. The caller caches
+    Returns None if the head has no trace field or exceeds the limits on heads. The caller caches
     parsed heads by their bytes, and these fields differ between requests and clients. The rest is
     well-formed only if ``raw`` is, because only complete, well-formed lines are removed.
     """

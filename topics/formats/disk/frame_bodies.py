@@ -392,7 +392,7 @@ def decode_router(body: Buffer) -> RouterBody:
 
 
 def router_set_frame(packed: bytes, ts_ms: int) -> Frame:
-    """Build a ROUTER_SET frame with a body of `encode_router`."""
+    """Build a ROUTER_SET frame. ``packed`` is the result of `encode_router`."""
     return Frame(FrameKind.ROUTER_SET, ts_ms=ts_ms, ext_len=len(packed), parts=(packed,))
 
 

@@ -142,7 +142,7 @@ def header_at(data: Buffer, offset: int) -> FrameHeader:
 
 
 class ScanStop(Enum):
-    """The reason why there is no valid frame at an offset."""
+    """Why there is no valid frame at an offset."""
 
     END = "only zeros follow"
     BAD = "the bytes that follow are not a frame"

@@ -147,7 +147,7 @@ class HeadReader:
         self.topic_cache: HeadCache[AdmittedHead] = HeadCache()
 
     def clear(self) -> None:
-        """Clear the caches, because the keys have changed."""
+        """Clear the caches. Called when the keys have changed."""
         self.cache.clear()
         self.topic_cache.clear()
 

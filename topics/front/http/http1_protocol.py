@@ -515,7 +515,7 @@ class Http1Protocol:
         return True
 
     def _sent(self) -> None:
-        """Finish the current request, because its response was sent."""
+        """Finish the current request. Called when its response was sent."""
         self.exchange.end()
         connection, connections = self.connection, self._parts.connections
         self._head = None

@@ -517,7 +517,10 @@ class Outbox:
         return True
 
     def finish(self) -> None:
-        """Complete a chunked body, because the client has closed its side but may still read."""
+        """Send the last chunk of a chunked body.
+
+        Called when the client has closed its side but may still be reading.
+        """
         if self._is_chunked and self.unsent is None and not self.is_closed:
             with contextlib.suppress(OSError):
                 self.sent_bytes += self._sock.send(LAST_CHUNK)

@@ -120,7 +120,7 @@ class WatchSession:
             self.cursors[topic] = (min(at, seq) if epoch == now else seq), epoch
 
     def _cursors_of_map(self, known: dict[str, int]) -> list[tuple[str, Cursor]]:
-        """Return the cursors of a map that this session may have sent."""
+        """Return those cursors in ``known`` that this session could have sent."""
         found = []
         for topic, seq in known.items():
             if topic in self.cursors and seq >= 0:

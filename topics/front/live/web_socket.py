@@ -78,7 +78,7 @@ class MessageClock:
         self.due = NEVER
 
 
-FRAMES_PER_ITERATION = 64  # other connections run after these, which take about 1 ms
+FRAMES_PER_ITERATION = 64  # about 1 ms of work; then other connections run
 # Number of frames after which publishes are sent, so that the shard can process them while the
 # front decodes the remaining frames.
 FLUSH_EVERY = 32

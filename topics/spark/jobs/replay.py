@@ -58,7 +58,10 @@ class Part(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """The counts of a replay for each target topic. The parts contain ``archived`` records."""
+    """The counts of a replay by target topic.
+
+    ``archived`` is the number of records in the archive.
+    """
 
     topics: dict[str, Appended]
     archived: int

@@ -40,7 +40,7 @@ def open_topic(
         except RequestError as error:
             if error.code != "forbidden" or is_job:
                 raise
-            return None  # with the scope write only, a key can append to an existing topic
+            return None  # a key with only the write scope can still append to an existing topic
         if state is None and not options.create:
             raise JobError(
                 f'topic "{topic}": there is no such topic on {server.address}; create it, or leave'

@@ -120,7 +120,7 @@ class Claims(Service):
         router.subscribe(UNCLAIMED, self._unclaimed)
 
     def on_session_closed(self, session: LinkSession) -> None:
-        """Drop the claims of the session, because its front has disconnected."""
+        """Drop the claims of the session. Called when its front has disconnected."""
         for poll in tuple(self._polls.values()):
             if poll.request.session is session:
                 self._drop(poll)

@@ -363,8 +363,8 @@ class RouterOwner(Service):
         # An error from now on has only a small effect: a few records are missing from the total, or
         # are forwarded to both dests.
         with suppress(TopicsError):
-            # The shards of the old ends stop the router when they are notified. The push waits
-            # for forwards in flight.
+            # The shards of the old source and dest stop the router when they are notified.
+            # `push_each` waits for forwards in flight.
             pushes = await self._pushes.push_each([], [before])
             # The shard of the old source reports the final total when no forward is in flight.
             shard = self._peers.shard_of(before.source)

@@ -110,11 +110,11 @@ class RouterWorker:
         self.total, self.is_known, self.must_log = total, True, False
 
     def skip_to(self, seq: int) -> None:
-        """Set ``seen``, because no record up to ``seq`` remains to be copied."""
+        """Advance ``seen`` to ``seq``: no record up to there is left to copy."""
         self.seen = seq
 
     def end_removal(self) -> None:
-        """Report the total of a removed router, because none of its forwards is in flight."""
+        """Report the total of a removed router. Called when none of its forwards is in flight."""
         self.state = WorkerState.IDLE
         if self.on_removed is not None:
             call, self.on_removed = self.on_removed, None

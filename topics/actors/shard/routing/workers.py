@@ -405,7 +405,7 @@ class RouterWorkers(Service):
         return None if batch is None or batch.seqs[0] < source.topic.start_seq else batch
 
     def _skip(self, source: RouterSource, workers: list[RouterWorker], picked: Picked) -> None:
-        """Advance the cursors, because no record up to ``picked.to_seq`` is to be copied."""
+        """Advance the cursors: no record up to ``picked.to_seq`` is to be copied."""
         first = workers[0]
         # The next records were lost in the source. The dest must log the gap.
         if picked.trimmed:

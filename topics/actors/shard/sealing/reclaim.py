@@ -183,7 +183,7 @@ class Reclaim:
         return freed
 
     def restore_freed(self, freed: Freed) -> None:
-        """Undo `take_freed`, because the checkpoint has failed."""
+        """Undo `take_freed`. Called when the checkpoint has failed."""
         self._extents[:0] = freed.extents
         self._blobs[:0] = freed.blobs
 
