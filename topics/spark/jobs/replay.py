@@ -58,10 +58,7 @@ class Part(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """The counts of a replay by target topic.
-
-    ``archived`` is the number of records in the archive.
-    """
+    """The counts of a replay by target topic. ``archived`` counts the records in the archive."""
 
     topics: dict[str, Appended]
     archived: int
