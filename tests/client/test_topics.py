@@ -311,6 +311,19 @@ def test_a_watch_may_be_closed_by_another_thread(client: Topics, name: str) -> N
     assert watch.next() is None
 
 
+def test_closing_the_client_ends_a_watch_that_waits_for_its_server() -> None:
+    paused = threading.Event()
+    client = Topics("http://127.0.0.1:1", on_pause=lambda *_: paused.set())
+    watch, seen = client.watch("t"), list[Event]()
+    loop = threading.Thread(target=lambda: seen.extend(watch))
+    loop.start()
+    assert paused.wait(30)
+    client.close()
+    loop.join(5)
+    assert not loop.is_alive()
+    assert seen == []
+
+
 def test_next_raises_after_its_timeout_and_loses_nothing(client: Topics, name: str) -> None:
     topic = client.topic(name)
     topic.append(1)

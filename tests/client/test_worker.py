@@ -229,6 +229,35 @@ def test_a_publisher_never_blocks_forever_without_a_server() -> None:
         assert isinstance(sent.exception(), ConnectionLost)
 
 
+def test_a_publisher_accepts_records_during_pauses() -> None:
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # the threads change at almost every bytecode
+    try:
+        retry = Retry(deadline=3600.0, first=0.001, most=0.002)
+        with Topics("http://127.0.0.1:1", retry=retry, on_pause=lambda *_: None) as client:
+            publisher = client.publisher()
+            sent = [publisher.publish("t", number) for number in range(10_000)]
+            assert not any(each.done() for each in sent)
+            with pytest.raises(ExceptionGroup, match="10000 of 10000 records failed"):
+                publisher.close(timeout=0.1)
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+def test_an_exception_of_on_pause_fails_the_unacknowledged_records() -> None:
+    def on_pause(*_: object) -> None:
+        raise LookupError("on_pause")
+
+    with Topics("http://127.0.0.1:1", on_pause=on_pause) as client:
+        publisher, producer = client.publisher(), client.topic("t").producer()
+        for _ in range(2):  # they continue after the first exception
+            for sent in (publisher.publish("t", 1), producer.send(1)):
+                assert isinstance(sent.exception(30), LookupError)
+        for sender in (publisher, producer):
+            with pytest.raises(ExceptionGroup, match="2 of 2 records failed"):
+                sender.close()
+
+
 def suppressed(call: Callable[..., object], *arguments: object) -> None:
     with suppress(ValueError):
         call(*arguments)

@@ -58,7 +58,8 @@ class AsyncPool(AsyncAbortable, httpcore2.AnyIOBackend):
     async def send(self, call: Call[T], read_timeout_s: float) -> T:
         """Send a call once and return its result. Raises `TopicsError`."""
         if self._pid != os.getpid():
-            self._pid, self._pool = os.getpid(), self._open()
+            self._pool = self._open()
+            self._pid = os.getpid()  # set last, because another thread may be here
         wait_s = read_timeout_s + call.wait_s
         bounds = {"connect": min(self._connect_s, wait_s), "read": wait_s, "write": wait_s}
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, Final, Unpack
 
@@ -79,19 +80,20 @@ class AsyncPublisher(AsyncSender):
 
     async def _run(self) -> None:
         attempts = Attempts(self._caller.retry_streams)
+        failure: Exception | None
         while await self._has_records():
-            failure = await self._connection(attempts)
-            if failure is None or not self._pending:
-                continue
             try:
+                failure = await self._connection(attempts)
+                if failure is None or not self._pending:
+                    continue
                 pause_s = attempts.pause_after(failure)
                 self._caller.report_pause(failure, pause_s)
                 await self._stop.wait(pause_s)
                 now = monotonic()
-                late = [number for number, each in self._pending.items() if each.until <= now]
-            except TopicsError:
-                late = [*self._pending]
+            except Exception as error:  # a permanent failure, or an exception of ``on_pause``
+                failure, now = error, inf
             async with self._changed:
+                late = [number for number, each in self._pending.items() if each.until <= now]
                 self._fail(late, failure)
 
     async def _has_records(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
-from functools import cached_property
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Self
@@ -44,14 +43,15 @@ class AsyncStreamer(AsyncCaller):
         import httpx2
 
         if self._http is None or self._http_pid != os.getpid():
-            self._http_pid = os.getpid()
             self._http = httpx2.AsyncClient(**http_options(self.target, self.timeout))
+            self._http_pid = os.getpid()  # set last, because another thread may be here
         return self._http
 
-    @cached_property
+    @property
     def opened(self) -> AsyncOpened[AsyncWatch]:
-        """The watches that have a stream."""
-        return AsyncOpened()
+        """The watches that have a stream or wait to open it again."""
+        watches: AsyncOpened[AsyncWatch] = vars(self).setdefault("_opened", AsyncOpened())
+        return watches
 
     async def close(self) -> None:
         """Close all watches and all connections."""
@@ -152,6 +152,7 @@ class AsyncWatch:
         except TopicsError as failure:
             await self._disconnect()
             pause_s = self._attempts.pause_after(failure)
+            self._client.opened.add(self)  # so that `close` of the client ends the pause
             self._client.report_pause(failure, pause_s)
             await self._stop.wait(pause_s if left_s is None else min(pause_s, left_s))
         except BaseException:  # a cancellation or Ctrl-C: an event may have been read in part

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, Final, Unpack
 
@@ -78,19 +79,20 @@ class Publisher(Sender):
 
     def _run(self) -> None:
         attempts = Attempts(self._caller.retry_streams)
+        failure: Exception | None
         while self._has_records():
-            failure = self._connection(attempts)
-            if failure is None or not self._pending:
-                continue
             try:
+                failure = self._connection(attempts)
+                if failure is None or not self._pending:
+                    continue
                 pause_s = attempts.pause_after(failure)
                 self._caller.report_pause(failure, pause_s)
                 self._stop.wait(pause_s)
                 now = monotonic()
-                late = [number for number, each in self._pending.items() if each.until <= now]
-            except TopicsError:
-                late = [*self._pending]
+            except Exception as error:  # a permanent failure, or an exception of ``on_pause``
+                failure, now = error, inf
             with self._changed:
+                late = [number for number, each in self._pending.items() if each.until <= now]
                 self._fail(late, failure)
 
     def _has_records(self) -> bool:

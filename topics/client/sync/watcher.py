@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import cached_property
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Self
@@ -45,14 +44,15 @@ class Streamer(Caller):
         import httpx2
 
         if self._http is None or self._http_pid != os.getpid():
-            self._http_pid = os.getpid()
             self._http = httpx2.Client(**http_options(self.target, self.timeout))
+            self._http_pid = os.getpid()  # set last, because another thread may be here
         return self._http
 
-    @cached_property
+    @property
     def opened(self) -> Opened[Watch]:
-        """The watches that have a stream."""
-        return Opened()
+        """The watches that have a stream or wait to open it again."""
+        watches: Opened[Watch] = vars(self).setdefault("_opened", Opened())
+        return watches
 
     def close(self) -> None:
         """Close all watches and all connections."""
@@ -151,6 +151,7 @@ class Watch:
         except TopicsError as failure:
             self._disconnect()
             pause_s = self._attempts.pause_after(failure)
+            self._client.opened.add(self)  # so that `close` of the client ends the pause
             self._client.report_pause(failure, pause_s)
             self._stop.wait(pause_s if left_s is None else min(pause_s, left_s))
         except BaseException:  # a cancellation or Ctrl-C: an event may have been read in part
