@@ -61,7 +61,10 @@ def test_each_round_adds_a_generation_and_transfers_only_new_data(
         assert topics("restore", f"{copy}@{number}", str(folder)).code == 0
         assert topics("verify", str(folder)).code == 0
         assert values_in(folder) == [*range(100), *(f"after {n}" for n in range(1, number))]
-    assert topics("restore", f"{copy}@newest", str(tmp_path / "newest")).code == 0
+    assert topics("restore", copy, str(tmp_path / "newest")).code == 0
+    assert topics("verify", str(tmp_path / "newest")).code == 0
+    assert values_in(tmp_path / "newest") == [*range(100), "after 1", "after 2"]
+    assert topics("restore", f"{copy}@x", str(tmp_path / "missing")).code == ExitCode.USAGE
     missing = topics("--json", "restore", f"{copy}@9", str(tmp_path / "missing"))
     assert (missing.code, missing.error["code"]) == (ExitCode.DAMAGED, "bad_backup")
     assert "it has: 1, 2, 3" in missing.error["message"]

@@ -319,6 +319,22 @@ def test_a_damaged_generation_is_refused_and_the_others_are_usable(
         copy.unpack(found, tmp_path / "linked", link=True)
 
 
+def test_no_files_are_removed_while_a_kept_manifest_cannot_be_read(
+    source: Source, copy: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in (100, 200, 300):
+        source.files[BLOB] = b"b" * size
+        receive(copy, source.backup(copy))
+    before, again = {*copy.files.rglob("*")}, Standby(copy.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(again, "generation", failing(OSError("disk")))
+        again.prune(2)
+    assert again.numbers() == [2, 3]
+    assert {*copy.files.rglob("*")} == before
+    again.prune(2)
+    assert len(before - {*copy.files.rglob("*")}) == 1
+
+
 def test_the_counters_of_a_restarted_server_have_no_difference() -> None:
     assert LogVolume(5, 50).since(LogVolume(3, 50)) == LogVolume(2, 0)
     assert LogVolume(5, 50).since(LogVolume(3, 51)) is None

@@ -103,7 +103,7 @@ def inspect(files: tuple[Path, ...]) -> ExitCode:
 
 
 @command("restore")
-@click.argument("source", metavar="FILE|DIR@GENERATION")
+@click.argument("source", metavar="FILE|DIR[@GENERATION]")
 @click.argument("directory", metavar="DIR", type=_path)
 @click.option(
     "--as-new",
@@ -121,8 +121,8 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
     topics restore standby@17 topics-data
 
     DIR must not exist or must be empty. All checksums and the written files are verified before DIR
-    is created, so that it is complete or unchanged. FILE may be - for stdin. DIR@GENERATION is a
-    generation of a directory that topics standby run writes; DIR@newest is the last one.
+    is created, so that it is complete or unchanged. FILE may be - for stdin. If the source is a
+    directory that topics standby run writes, a generation is restored, by default the newest one.
 
     A server that is started on DIR continues from the state at the time of the backup. A reader
     with a later position cannot detect that seqs are used again. With --as-new, all topics get a
@@ -151,24 +151,28 @@ def _backup(source: str) -> Iterator[Any]:
 
     from topics.storage.standby import Standby
 
-    directory, _, number = source.rpartition("@")
-    copy = Standby(Path(directory))
-    if not directory or not copy.generations.is_dir():
-        if Standby(Path(source)).generations.is_dir():
-            raise InvalidInput(f"{source} is a standby: name a generation, {source}@newest")
-        try:
-            opened = click.open_file(source, "rb")
-        except OSError as error:
-            raise InvalidInput(f"{source}: {error.strerror}") from None
-        with opened as file:
-            yield file
+    directory, number = parse_generation(source)
+    copy = Standby(directory)
+    if copy.generations.is_dir():
+        found = copy.newest() if number is None else copy.generation(number)
+        if found is None:
+            raise InvalidInput(f"{directory} has no intact generation")
+        yield partial(copy.unpack, found, link=False)
         return
-    found = copy.newest() if number == "newest" else None
-    if number.isascii() and number.isdigit():
-        found = copy.generation(int(number))
-    if found is None:
-        raise InvalidInput(f"{source}: {number!r} is not the number of a generation")
-    yield partial(copy.unpack, found, link=False)
+    try:
+        opened = click.open_file(source, "rb")
+    except OSError as error:
+        raise InvalidInput(f"{source}: {error.strerror}") from None
+    with opened as file:
+        yield file
+
+
+def parse_generation(source: str) -> tuple[Path, int | None]:
+    """Split DIR[@GENERATION]. The number is None if ``source`` has none."""
+    directory, _, number = source.rpartition("@")
+    if Path(source).is_dir() or not (directory and number.isascii() and number.isdigit()):
+        return Path(source), None
+    return Path(directory), int(number)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import msgspec
 
 from topics.cli import units
 from topics.cli.backup import requested
-from topics.cli.server import restore_errors
+from topics.cli.server import parse_generation, restore_errors
 from topics.cli.shell import Failed, InvalidInput, Shell, group, pass_shell
 from topics.client import Invalid, Refused, Topics, TopicsError, calls
 from topics.errors import ExitCode
@@ -367,7 +367,7 @@ def promote(
     topic skips the seqs that the source may have assigned since the copy was made, and reports them
     to readers as lost. All other generations are removed: restore or copy them first.
     """
-    directory, number = _generation(source)
+    directory, number = parse_generation(source)
     copy, loss = Standby(directory), None
     with _usage():
         if (directory / "meta").exists():
@@ -408,14 +408,6 @@ def _responds(shell: Shell, origin: Origin) -> str:
         except TopicsError as error:
             return f"{error.status}" if error.status else ""
     return "ready"
-
-
-def _generation(source: str) -> tuple[Path, int | None]:
-    """Return the directory, and the number of the generation or None."""
-    directory, _, number = source.rpartition("@")
-    if Path(source).is_dir() or not (number.isascii() and number.isdigit()):
-        return Path(source), None
-    return Path(directory), int(number)
 
 
 def _stop_loop(copy: Standby) -> IO[str]:

@@ -411,7 +411,12 @@ class Standby:
             self._manifest(number).unlink()
         sync_directory(self.generations)
         # Read only manifests that have not been read yet.
-        self._named = {number: self._files_of(number) for number in numbers[-keep:]}
+        try:
+            self._named = {number: self._files_of(number) for number in numbers[-keep:]}
+        except OSError:
+            # The generation may be usable again after a temporary read error, so remove no files.
+            # `topics standby status` reports the manifest as damaged.
+            return
         named = frozenset[str]().union(*self._named.values())
         for folder, _, names in os.walk(self.files):
             for path in (Path(folder, name) for name in names):
