@@ -371,7 +371,7 @@ def promote(
     copy, loss = Standby(directory), None
     with _usage():
         if (directory / "meta").exists():
-            # DIR is a data directory. A server may have locked it, and must not be stopped.
+            # DIR is a data directory. If a server has locked it, do not stop that server.
             if not (directory / "standby.json").exists():
                 shell.print_note(f"{directory} was promoted before, or is a data directory")
                 return

@@ -134,13 +134,10 @@ class Guard:
         )
 
     def renamed(self, request: Request, topic: str) -> Request | None:
-        """Return the result of `admit` for the same head with ``topic``, a valid name, as its
-        topic.
-
-        Return None if `admit` would refuse that name.
+        """Return the result that `admit` would return for the head of ``request`` if its topic were
+        ``topic``, which must be a valid name. Return None if `admit` would refuse that topic.
         """
-        # The caller has checked that ``topic`` is a valid name. Everything else was checked with
-        # the head.
+        # Everything else was checked with the head.
         if not request.principal.covers(topic):
             return None
         return replace(request, topic=topic, shard=self._shard_of(topic))

@@ -112,7 +112,8 @@ class UnreadInput:
     def keep(self, client: Client, key: bytes, length: int) -> None:
         """Set the number of unread bytes of this client, whose key is ``key``, to ``length``.
 
-        Less than `UNREAD_MIN_BYTES` is not counted, because the connection itself uses more memory.
+        An amount below `UNREAD_MIN_BYTES` is not counted, because the connection itself uses more
+        memory.
         """
         _, before = self._kept.get(client, (key, 0))
         if length >= UNREAD_MIN_BYTES:

@@ -230,7 +230,7 @@ def _clean(value: Any) -> Any:
 
 class _Lines:
     """The last stage of the pipeline. Writes each line with one call, so that the lines of several
-    processes do not mix.
+    processes do not interleave.
     """
 
     def __init__(self, sink: DescriptorSink) -> None:

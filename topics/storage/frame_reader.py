@@ -1,8 +1,8 @@
-"""Frame reader: returns the records of APPEND frames in place, and renders the rows of FORWARD
-frames as records (bytes: ``formats/disk/copies.py``).
+"""Frame reader: returns the records of APPEND frames without copying them, and renders the rows of
+FORWARD frames as records. ``formats/disk/copies.py`` describes the bytes of FORWARD frames.
 
 The reader renders copies from the payload of their FORWARD frame, or from the frames in the same
-file to which the FORWARD frame refers. It caches the most recent renderings up to a number of
+file to which the FORWARD frame refers. It caches the most recent renderings, up to a limit in
 bytes, because copies are usually read by many readers shortly after they were written.
 """
 

@@ -34,7 +34,7 @@ LENGTH = struct.Struct("<I")
 assert TABLE_HEADER.size == 16
 
 HALF_MIN_BYTES = 1024 * 1024  # minimum size of a half; untouched pages use no memory
-GROWTH_FACTOR = 4  # factor by which the keys may grow after startup
+GROWTH_FACTOR = 4  # factor by which the size of the keys may grow after startup
 
 _encode = Encoder().encode
 _decode = Decoder(list[tuple[bytes, int, tuple[str, ...] | None]]).decode

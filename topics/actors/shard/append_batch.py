@@ -90,7 +90,7 @@ class AppendBatch:
 
     @property
     def may_retry(self) -> bool:
-        """Whether requests may have to be evaluated again, so that their bodies must be kept."""
+        """Whether requests may have to be evaluated again. Their bodies must then be kept."""
         return self._on_retry is not None
 
     # Results

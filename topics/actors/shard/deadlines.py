@@ -21,7 +21,7 @@ import trio
 
 from topics.actors.link.tick import next_tick
 
-SWEEP_MIN = 64  # cancelled entries are not removed early from a shorter heap
+SWEEP_MIN = 64  # minimum length of a heap whose cancelled entries are removed early
 
 
 class Deadline:

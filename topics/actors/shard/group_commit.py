@@ -98,7 +98,7 @@ class GroupCommit:
         # The serial number of the last submitted change. Serial numbers define the order of the
         # decisions across both queues, which `_roll_back` reverses.
         self._serial = 0
-        # Whether a change of the open group waits for a sync. `flush` passes it on and resets it.
+        # Whether a change in the open group waits for a sync. `flush` passes this to the log.
         self._wants_sync = False
         # Whether a commit has submitted floor changes, which need a flush outside of an iteration.
         self._has_floors = False

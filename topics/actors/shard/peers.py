@@ -38,7 +38,7 @@ Failed: TypeAlias = Callable[[TopicsError], None]
 
 
 class Peers(Service):
-    """The shards of the server that this shard can call now, by their numbers."""
+    """The shards of the server that this shard can call now, by number."""
 
     def __init__(self, shards: int, wake: Callable[[], None]) -> None:
         """Create the object without sessions. ``wake`` requests another loop iteration."""

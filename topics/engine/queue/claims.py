@@ -351,7 +351,7 @@ def reserve(topic: Topic, seqs: Iterable[int], now: Now) -> list[int]:
 
 
 def count_busy(topic: Topic, seqs: Iterable[int], now: Now) -> int:
-    """Return the number of these records that are busy, so that `reserve` would omit them."""
+    """Return the number of these records that are busy and that `reserve` would therefore omit."""
     jobs = topic.jobs
     return 0 if jobs is None else sum(jobs.is_busy(seq, now.ms) for seq in seqs)
 

@@ -49,7 +49,7 @@ from topics.formats.ranges import SeqRun
 
 # A heap or a free queue is rebuilt only if it has more than this number of stale entries.
 HEAP_STALE_MIN = 4096
-LEDGER_STEP = 512  # number of jobs in one part of a checkpoint, which takes half a millisecond
+LEDGER_STEP = 512  # number of jobs in a part of a checkpoint; encoding a part takes .5 ms
 ADVANCE_MAX, ADVANCE_PAUSE_MS = 2048, 10
 PASS_STEPS = 4096  # maximum number of unsuccessful steps in a pass; they take a few milliseconds
 

@@ -243,10 +243,10 @@ def _unpacked(typecode: _Column, packed: bytes) -> Sequence[int]:
 
 
 def seqs_in_runs(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Collection[int]:
-    """Return the seqs of these runs, in ascending order.
+    """Return the seqs of these runs in ascending order, or only those that are also in ``known``.
 
-    If the ``count`` seqs of ``known`` are fewer than the seqs of the runs, return the known seqs
-    that are in the runs instead. So the cost is bounded by the smaller number.
+    ``known`` has ``count`` seqs and is used if it is shorter than the runs, so the cost depends on
+    the shorter of the two.
     """
     if sum(run.length for run in runs) <= count:
         return [*chain.from_iterable(range(first, first + length) for first, length in runs)]

@@ -277,7 +277,7 @@ def cut_trace_fields(raw: bytes) -> tuple[bytes, TraceFields] | None:
     if _NAMES.search(raw) is None:  # the usual case
         return None
     lines = raw.split(b"\r\n")
-    # Besides the fields, there are the request line and two empty lines.
+    # The lines also include the request line and, after the last CRLF, two empty strings.
     if len(raw) > HEAD_MAX_BYTES or len(lines) > FIELDS_MAX + 3:
         return None
     found = [at for at, line in enumerate(lines) if line[:12].lower() in _STARTS and at]

@@ -533,7 +533,7 @@ class _TextRun:
         return [*map(add, begins, map(lens.__getitem__, self.refs))]
 
     def members(self, key: bytes) -> list[bytes]:
-        """Return the member of each record, b"" for a record without it."""
+        """Return this member of each record, or b"" for a record without it."""
         chunks = {ref: key + text if ref else b"" for ref, text in self.texts.items()}
         return [*map(chunks.__getitem__, self.refs)]
 

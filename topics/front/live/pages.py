@@ -95,7 +95,7 @@ class PageCache:
         self._feeds: dict[FeedPages, None] = {}  # feeds with pages, ordered by their newest page
 
     def add(self, feed: FeedPages, page: FeedPage) -> None:
-        """Keep a page that has arrived, and evict old pages above the bounds."""
+        """Keep a page that has arrived. Evict the oldest pages if the limits are exceeded."""
         feed.pages.append(page)
         self.size += page.size
         self._feeds.pop(feed, None)

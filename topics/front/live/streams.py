@@ -387,10 +387,10 @@ class Stream(ABC):
         return self.outbox.unsent is not None
 
     def on_sent(self) -> None:  # noqa: B027 - only some streams use it
-        """Handle that the socket has accepted all written data."""
+        """Called when the socket has accepted all written data."""
 
     def resumed(self) -> None:  # noqa: B027 - only topic streams react to it
-        """Handle that a stalled socket accepts data again."""
+        """Called when a stalled socket accepts data again."""
 
 
 class Outbox:

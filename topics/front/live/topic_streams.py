@@ -82,7 +82,7 @@ class TopicStream(ReaderStream):
         """Return the event that reports that the topic cannot be read. The stream continues."""
 
     def moved(self, reader: Reader) -> None:
-        """Handle that the reader's cursor has moved."""
+        """Called when the reader's cursor has moved."""
 
     # Begin and end
 

@@ -54,7 +54,7 @@ class EventStream(TopicStream):
 
     @abstractmethod
     def id(self) -> bytes:
-        """Return the event id of all current cursors."""
+        """Return the event id that contains all current cursors."""
 
     def page_event(self, reader: Reader, page: FeedPage) -> tuple[bytes, ...]:  # noqa: ARG002 - the id has the cursors
         """Return ``event: record``."""

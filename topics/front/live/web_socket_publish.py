@@ -71,7 +71,7 @@ class MessageFiller:
         return 0.0
 
     def abort(self, failure: Exception) -> None:
-        """Store the failure, because the block is needed elsewhere. The copying then stops."""
+        """Stop the copying with this failure, because the block is needed elsewhere."""
         self.failure = failure
 
 

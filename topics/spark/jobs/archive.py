@@ -117,8 +117,8 @@ def source_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def heads_of(options: argparse.Namespace) -> Heads:
-    """Return the heads of the topics. Raise `RequestError` if a named topic does not exist,
-    `BadOption` or `ServerError`.
+    """Return the heads of the topics. Raise `BadOption`, `ServerError`, or `RequestError` if a
+    named topic does not exist.
     """
     with closing(Survey(ReadOptions.parse(source_of(options), "stream"))) as survey:
         heads = survey.heads(RetryBudget.PLANNING)

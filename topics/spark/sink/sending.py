@@ -133,8 +133,8 @@ class Sender:
 
     def _outlet(self, topic: str) -> _Outlet:
         if topic not in self._outlets:
-            self.settle()  # because only one thread may use a client
-            if topic not in self.clients.places:  # the planned topic is open
+            self.settle()  # only one thread may use a client
+            if topic not in self.clients.places:  # the topic of the plan is already open
                 open_topic(self.clients, self.options, topic, self._figures.warnings.append)
             self._outlets[topic] = _Outlet(self, topic)
         return self._outlets[topic]

@@ -335,8 +335,8 @@ class Wal:
     def frame_at(self, locator: int) -> tuple[FrameHeader, memoryview]:
         """Return the header and the body of the frame to which ``locator`` refers.
 
-        ``locator`` may also refer to a row of a FORWARD frame. The frame must be written, and its
-        file must not be detached.
+        ``locator`` may also refer to a row of a FORWARD frame. The frame must already have been
+        written, and its file must not be detached.
         """
         file = self.file(locator)
         return frame_in(file, frame_lsn(file, locator))

@@ -170,7 +170,7 @@ class SpareFiles:
             # Grow only if the disk has space for the reserve and a spare of the new size.
             check_space(self.folder, 2 * size)
             self._put_reserve(prepare(self.folder, RESERVE_NAME, size))
-            # The reserve must be durable before a file of the log has this size.
+            # The reserve must be durable before any file of the log is created with this size.
             sync_directory(self.folder)
             # The existing spares are too small now.
             while spare := self.take():

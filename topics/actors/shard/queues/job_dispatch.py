@@ -391,7 +391,8 @@ class JobDispatch(Service):
         # expires.
         if not wait_list.waiting and self._ready(wait_list.topic):
             expires_at = retention.next_expiry(wait_list.topic, self._engine.store)
-            if expires_at is not None:  # if the time has passed, the record is damaged
+            if expires_at is not None:
+                # A job that still exists after this time has a damaged record, so try again later.
                 left_ms = expires_at - now.ts
                 self._set_timer(wait_list, left_ms / 1000 if left_ms > 0 else RETRY_S)
 
