@@ -90,7 +90,7 @@ class TopicsError(Exception):
 class InvalidRequest(TopicsError):
     """Malformed JSON, a wrong type, a value out of range, a bad name or cursor.
 
-    Cure: correct the request; the message names the field.
+    Action: correct the request; the message names the field.
     """
 
     code = "invalid_request"
@@ -99,7 +99,7 @@ class InvalidRequest(TopicsError):
 class BatchTooLarge(TopicsError):
     """A write contains more records than ``max_batch_records``.
 
-    Cure: send fewer records in one request, or raise TOPICS_MAX_BATCH_RECORDS.
+    Action: send fewer records in one request, or raise TOPICS_MAX_BATCH_RECORDS.
     """
 
     code = "batch_too_large"
@@ -108,7 +108,7 @@ class BatchTooLarge(TopicsError):
 class RecordTooLarge(TopicsError):
     """A record's data and meta together, or its meta alone, exceed their limit.
 
-    Cure: store large payloads elsewhere and append their address, or raise
+    Action: store large payloads elsewhere and append their address, or raise
     TOPICS_MAX_RECORD_BYTES or TOPICS_MAX_META_BYTES.
     """
 
@@ -118,7 +118,7 @@ class RecordTooLarge(TopicsError):
 class Unauthorized(TopicsError):
     """The request has no bearer token, or no configured key matches it.
 
-    Cure: send ``Authorization: Bearer KEY``. The commands read TOPICS_API_KEY.
+    Action: send ``Authorization: Bearer KEY``. The commands read TOPICS_API_KEY.
     """
 
     code = "unauthorized"
@@ -127,7 +127,7 @@ class Unauthorized(TopicsError):
 class Forbidden(TopicsError):
     """The key lacks the scope or the prefix, or the request's host or origin is not allowed.
 
-    Cure: use a key with the scope and the prefix; add the host to TOPICS_ALLOWED_HOSTS, the
+    Action: use a key with the scope and the prefix; add the host to TOPICS_ALLOWED_HOSTS, the
     page's origin to TOPICS_CORS_ORIGINS.
     """
 
@@ -137,7 +137,7 @@ class Forbidden(TopicsError):
 class NotFound(TopicsError):
     """The path does not exist, or the watch session has expired.
 
-    Cure: check the path; create an expired watch session again.
+    Action: check the path; create an expired watch session again.
     """
 
     code = "not_found"
@@ -146,7 +146,7 @@ class NotFound(TopicsError):
 class TopicNotFound(TopicsError):
     """The topic does not exist and this call does not create it.
 
-    Cure: create it (PUT, or an append with ``create``), or correct the name.
+    Action: create it (PUT, or an append with ``create``), or correct the name.
     """
 
     code = "topic_not_found"
@@ -158,7 +158,7 @@ class TopicNotFound(TopicsError):
 class RouterNotFound(TopicsError):
     """The router does not exist.
 
-    Cure: create it by PUT, or correct the name.
+    Action: create it by PUT, or correct the name.
     """
 
     code = "router_not_found"
@@ -170,7 +170,7 @@ class RouterNotFound(TopicsError):
 class MethodNotAllowed(TopicsError):
     """The path does not support this method.
 
-    Cure: use one of the methods in ``detail.allow``.
+    Action: use one of the methods in ``detail.allow``.
     """
 
     code = "method_not_allowed"
@@ -180,7 +180,7 @@ class TopicExistsIncompatible(TopicsError):
     """The topic exists with a different ``type``, or is the dest of a router with a
     different source.
 
-    Cure: use a different name, or delete the topic or that router first.
+    Action: use a different name, or delete the topic or that router first.
     """
 
     code = "topic_exists_incompatible"
@@ -190,7 +190,7 @@ class RouterCycle(TopicsError):
     """The router would close a cycle. ``cycle`` lists its topics and ends with the first one; null
     represents a topic outside of the key's prefixes.
 
-    Cure: change the routers, or set ``allow_cycle``.
+    Action: change the routers, or set ``allow_cycle``.
     """
 
     code = "router_cycle"
@@ -202,7 +202,7 @@ class RouterCycle(TopicsError):
 class TopicNotEmpty(TopicsError):
     """The request has ``if_empty`` and the topic contains records.
 
-    Cure: delete the records first, or omit ``if_empty``.
+    Action: delete the records first, or omit ``if_empty``.
     """
 
     code = "topic_not_empty"
@@ -211,7 +211,7 @@ class TopicNotEmpty(TopicsError):
 class NotAQueue(TopicsError):
     """The request is a queue call on a topic of type ``log``.
 
-    Cure: create a topic with the ``type`` queue; the type of a topic cannot be changed.
+    Action: create a topic with the ``type`` queue; the type of a topic cannot be changed.
     """
 
     code = "not_a_queue"
@@ -223,7 +223,7 @@ class NotAQueue(TopicsError):
 class TopicFull(TopicsError):
     """The write does not fit into a topic with ``discard: "reject"``.
 
-    Cure: delete or ack records, raise ``cap_records`` or ``cap_bytes``, or set ``discard`` to
+    Action: delete or ack records, raise ``cap_records`` or ``cap_bytes``, or set ``discard`` to
     "old".
     """
 
@@ -233,7 +233,7 @@ class TopicFull(TopicsError):
 class PayloadTooLarge(TopicsError):
     """The body is above the server's hard limit, on the wire or after decompression.
 
-    Cure: send less in one request, or raise TOPICS_MAX_BODY_BYTES (for appends).
+    Action: send less in one request, or raise TOPICS_MAX_BODY_BYTES (for appends).
     """
 
     code = "payload_too_large"
@@ -242,7 +242,7 @@ class PayloadTooLarge(TopicsError):
 class NotAcceptable(TopicsError):
     """The Accept header excludes the media type of the route.
 
-    Cure: accept ``text/event-stream`` for streams and ``application/json`` for other routes.
+    Action: accept ``text/event-stream`` for streams and ``application/json`` for other routes.
     """
 
     code = "not_acceptable"
@@ -251,7 +251,7 @@ class NotAcceptable(TopicsError):
 class UpgradeRequired(TopicsError):
     """The path requires a different protocol.
 
-    Cure: open ``/v0/ws`` as a WebSocket.
+    Action: open ``/v0/ws`` as a WebSocket.
     """
 
     code = "upgrade_required"
@@ -260,7 +260,7 @@ class UpgradeRequired(TopicsError):
 class UnsupportedMediaType(TopicsError):
     """The body is not ``application/json``, or its content coding is unknown.
 
-    Cure: send ``Content-Type: application/json``, and gzip or no content coding.
+    Action: send ``Content-Type: application/json``, and gzip or no content coding.
     """
 
     code = "unsupported_media_type"
@@ -269,7 +269,7 @@ class UnsupportedMediaType(TopicsError):
 class Throttled(TopicsError):
     """A limit is reached, or the server is overloaded.
 
-    Cure: wait for ``Retry-After``. ``detail.limit`` names the limit, if one is reached.
+    Action: wait for ``Retry-After``. ``detail.limit`` names the limit, if one is reached.
     """
 
     code = "throttled"
@@ -278,8 +278,8 @@ class Throttled(TopicsError):
 class Internal(TopicsError):
     """An unexpected error in the server. Its log contains the traceback.
 
-    Cure: report it with the traceback. With ``TOPICS_ACCESS_LOG=all``, the log line for the request
-    contains the response's ``X-Request-Id``.
+    Action: report it with the traceback. With ``TOPICS_ACCESS_LOG=all``, the log line for the
+    request contains the response's ``X-Request-Id``.
     """
 
     code = "internal"
@@ -289,7 +289,7 @@ class NotReady(TopicsError):
     """The topic's shard cannot process the request now. ``detail.reason`` may contain the reason
     (`disk_full`).
 
-    Cure: wait for ``Retry-After``. For ``disk_full`` free disk space. /v0/ready has the state.
+    Action: wait for ``Retry-After``. For ``disk_full`` free disk space. /v0/ready has the state.
     """
 
     code = "not_ready"
@@ -298,7 +298,7 @@ class NotReady(TopicsError):
 class ShuttingDown(TopicsError):
     """The server is draining.
 
-    Cure: retry; the restarted server processes the request.
+    Action: retry; the restarted server processes the request.
     """
 
     code = "shutting_down"

@@ -145,7 +145,9 @@ class SocketWriter(Writer):
         try:
             self.socket = self.socket or Socket(self.soak.server.address)
             fields = {"topic": self.topic, "records": records}
-            while (reply := self.socket.ask("publish", "p", **fields)).get("code") == "throttled":
+            while (reply := self.socket.request("publish", "p", **fields)).get(
+                "code"
+            ) == "throttled":
                 self.soak.failed(Throttled(str(reply)))
                 sleep(RETRY_S)
             assert reply["op"] == "ack", reply
@@ -216,7 +218,7 @@ class SocketReader(Reader):
         while True:
             try:
                 with Socket(self.soak.server.address, timeout_s=TIMEOUT_S) as socket:
-                    socket.say("subscribe", "s", topic=self.topic, from_seq=seq)
+                    socket.send_command("subscribe", "s", topic=self.topic, from_seq=seq)
                     while True:
                         message = socket.message()
                         if message.get("code") == "throttled":  # the records arrive later

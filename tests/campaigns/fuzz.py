@@ -100,10 +100,10 @@ class Steady:
     def _publish(self, source: random.Random) -> None:
         record, socket = self._record(source), self._line
         assert isinstance(socket, Socket)
-        answer = socket.ask("publish", "p", topic=self.topic, records=[{"data": record}])
+        answer = socket.request("publish", "p", topic=self.topic, records=[{"data": record}])
         self.records.append(record)
         assert (answer["op"], answer["first_seq"]) == ("ack", len(self.records)), answer
-        assert socket.ask("ping", "q")["op"] == "pong"
+        assert socket.request("ping", "q")["op"] == "pong"
 
 
 @dataclass

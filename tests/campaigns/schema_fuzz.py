@@ -216,7 +216,7 @@ class SocketWorker(Worker[Findings]):
         try:
             began = time.monotonic()
             self._socket.text(text)
-            self._socket.say("ping", f"p{number}")
+            self._socket.send_command("ping", f"p{number}")
             while (message := self._message(self._socket)).get("request_id") != f"p{number}":
                 self._check(message)
             self.findings.took(time.monotonic() - began, text)

@@ -108,7 +108,7 @@ def test_the_audit_log_contains_only_changes_and_refusals(tmp_path: Path) -> Non
             ok(api.get("a"))
             assert api.append("a", 2).status == 403
         with Socket(server.address, token="reader-secret") as socket:
-            publish = socket.ask("publish", "1", topic="a", records=[{"data": 2}])
+            publish = socket.request("publish", "1", topic="a", records=[{"data": 2}])
             assert publish["code"] == "forbidden"
         line(server, lambda one: one["route"] == "ws")
         with Api(server.address) as api:

@@ -82,7 +82,7 @@ def test_a_list_or_text_is_accepted_up_to_its_bound(
     for value, is_accepted in ((row.too_large[:-1], True), (row.too_large, False)):
         body = json.loads(json.dumps(row.body_with(value)).replace("TOPIC", topic))
         if row.path in ("publish", "subscribe"):
-            socket.say(row.path, "r", topic=topic, **body)
+            socket.send_command(row.path, "r", topic=topic, **body)
             answer = reply_of(socket)
             code, detail = answer.get("code"), answer.get("detail")
         else:
@@ -120,7 +120,7 @@ def test_a_watch_and_a_socket_have_a_bounded_number_of_topics(
         api.put(name)
     topics: dict[str, Any] = {name: {} for name in names}
     reply = api.call("POST", "/v0/watch", {"topics": topics})
-    message = socket.ask("subscribe", "r", topics=topics)
+    message = socket.request("subscribe", "r", topics=topics)
     if members <= 256:
         assert (reply.status, message["op"]) == (200, "subscribed")
     else:
@@ -152,5 +152,5 @@ def test_a_request_id_is_echoed_up_to_256_bytes(
                 "invalid_request",
                 256,
             )
-    socket.say("ping", "alive")
+    socket.send_command("ping", "alive")
     assert reply_of(socket)["op"] == "pong"

@@ -263,7 +263,7 @@ def watch_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int,
 
 def socket_gaps(api: Api, topic: str, cursor: int, limit: int) -> list[tuple[int, int]]:
     with Socket(api.address) as socket:
-        socket.ask("subscribe", "s", topic=topic, from_seq=cursor, limit=limit)
+        socket.request("subscribe", "s", topic=topic, from_seq=cursor, limit=limit)
         return [
             (body["gap_from"], body["gap_to"])
             for body in socket.until("caught_up")

@@ -136,7 +136,7 @@ def assert_continues(streams: Streams, api: Api) -> None:
     while '"still here"' not in (streams[0].event().data or ""):
         pass
     assert streams[1].jobs(1)[0]["data"] == "work"
-    assert streams[2].ask("ping", "1")["op"] == "pong"
+    assert streams[2].request("ping", "1")["op"] == "pong"
 
 
 def test_streams_of_removed_and_changed_keys_end_within_a_second_and_others_continue(

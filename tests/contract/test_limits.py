@@ -66,9 +66,9 @@ def test_every_request_that_would_exceed_the_cap_is_refused(limited: Server, api
     capped(put(api, "r", first, "new"), TOPICS, MOST)
     capped(put(api, "r", "new", first), TOPICS, MOST)
     with Socket(limited.address) as socket:
-        answer = socket.ask("publish", "p", topic="new", records=[{"data": 1}])
+        answer = socket.request("publish", "p", topic="new", records=[{"data": 1}])
         failed(answer, "p", "throttled")
-        assert socket.ask("ping", "q")["op"] == "pong"
+        assert socket.request("ping", "q")["op"] == "pong"
     refused(api.get("new"), 404, "topic_not_found")
     assert names(api) == []
     refused(api.append("new", 1, create=False), 404, "topic_not_found")

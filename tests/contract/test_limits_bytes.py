@@ -56,7 +56,7 @@ def test_a_write_that_does_not_fit_stores_nothing(limited: Server, api: Api) -> 
         capped(api.append(topic, *["x" * 900_000] * 5), TOTAL_BYTES, MOST)
         with Socket(limited.address) as socket:
             for request_id in "pq":
-                answer = socket.ask("publish", request_id, topic=topic, records=[{"data": 1}])
+                answer = socket.request("publish", request_id, topic=topic, records=[{"data": 1}])
                 failed(answer, request_id, "throttled")
         after = api.state(topic)
         assert (after["head_seq"], after["bytes"]) == (before["head_seq"], before["bytes"])
@@ -108,7 +108,9 @@ def test_a_topic_that_trims_itself_accepts_appends_at_the_cap(limited: Server, a
     capped(api.append(THERE, "x" * 20_000), TOTAL_BYTES, MOST)
     with Socket(limited.address) as socket:
         for number in range(10, 40):
-            socket.say("publish", str(number), topic="ring", records=[{"data": f"{number}" * 400}])
+            socket.send_command(
+                "publish", str(number), topic="ring", records=[{"data": f"{number}" * 400}]
+            )
         acks = [socket.message() for _ in range(30)]
     assert {ack["op"] for ack in acks} == {"ack"}, acks
     assert held(api)[1] <= MOST

@@ -38,7 +38,7 @@ def reading(
     """Yield the bodies of the records up to the head, and the open socket or stream."""
     if kind == "socket":
         with Socket(api.address, receive_bytes=receive_bytes) as socket:
-            socket.ask("subscribe", "s", topic=topic, **fields)
+            socket.request("subscribe", "s", topic=topic, **fields)
             seen = socket.until("caught_up")
             yield [message for message in seen if message["op"] == "record"], socket
     else:

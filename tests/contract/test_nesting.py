@@ -45,7 +45,7 @@ def streamed(api: Api, socket: Socket, topic: str, record: bytes) -> int:
 
 
 def published(api: Api, socket: Socket, topic: str, record: bytes) -> int:
-    answer = socket.ask("publish", "p", topic=topic, records=[json.loads(record)])
+    answer = socket.request("publish", "p", topic=topic, records=[json.loads(record)])
     return 201 if answer["op"] == "ack" else {"invalid_request": 400}[answer["code"]]
 
 

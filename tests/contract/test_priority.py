@@ -29,7 +29,7 @@ def waited_ms(answer: Any) -> float:
 def test_an_idle_server_defers_no_request(api: Api, socket: Socket, topic: str) -> None:
     replies = [ok(api.append(topic, *range(8)), 201), ok(api.append(topic, 1))]
     replies += [ok(api.diff(topic, from_seq=seq, limit=1)) for seq in range(8)]
-    replies.append(socket.ask("publish", "1", topic=topic, records=[{"data": 1}]))
+    replies.append(socket.request("publish", "1", topic=topic, records=[{"data": 1}]))
     replies.append(Queue.create(api, f"{topic}.queue", 1).claimed())
     assert [waited_ms(answer) for answer in replies] == [0.0] * len(replies)
 

@@ -179,7 +179,7 @@ def test_a_write_that_creates_the_queue_may_have_delays(api: Api, topic: str) ->
 
 def test_a_publish_may_have_delays(queue: Queue, socket: Socket) -> None:
     records = [{"data": "a", "delay_ms": HOUR_MS}, {"data": "b"}]
-    answer = socket.ask("publish", "p", topic=queue.name, records=records)
+    answer = socket.request("publish", "p", topic=queue.name, records=records)
     assert answer["op"] == "ack"
     assert queue.counters() == counters(ready=1, delayed=1)
 

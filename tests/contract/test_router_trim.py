@@ -126,7 +126,7 @@ def test_a_web_socket_reports_a_gap(api: Api, ends: Ends, socket: Socket) -> Non
     trimmed(api, source, dest)
     open_again(api, dest)
     until(lambda: len(kept(api, dest)), lambda count: count == 1 + KEPT)
-    socket.ask("subscribe", "s", topic=dest, from_seq=1)
+    socket.request("subscribe", "s", topic=dest, from_seq=1)
     gap = socket.message("tombstone")
     assert (gap["reason"], gap["gap_from"], gap["gap_to"]) == (TRIM, 2, 1 + EVICTED)
     assert data(socket.records(KEPT)) == [*range(EVICTED, EVICTED + KEPT)]

@@ -148,8 +148,8 @@ def test_text_that_is_not_utf_8_is_refused(server: Server, api: Api, topic: str)
 
 def test_a_command_requires_no_request_id(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic)
-    socket.say("ping")
+    socket.send_command("ping")
     body = socket.message("pong")
     assert body.get("request_id") is None
-    socket.say("publish", topic=topic, records=[{"data": 1}])
+    socket.send_command("publish", topic=topic, records=[{"data": 1}])
     assert socket.message("ack").get("request_id") is None

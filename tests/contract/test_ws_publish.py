@@ -25,7 +25,7 @@ from tests.support.ws import (
 
 def test_an_ack_has_the_documented_fields(socket: Socket, api: Api, topic: str) -> None:
     create(api, topic, "old")
-    body = socket.ask(
+    body = socket.request(
         "publish", "p1", topic=topic, records=[{"data": 1}, {"data": 2}], return_seqs=False
     )
     assert isinstance(body.pop("performance"), dict)
@@ -37,12 +37,14 @@ def test_an_ack_has_the_documented_fields(socket: Socket, api: Api, topic: str) 
 
 
 def test_a_publish_may_create_the_topic(socket: Socket, api: Api, topic: str) -> None:
-    refusal = socket.ask("publish", "p1", topic=topic, records=[{"data": 1}], create=False)
+    refusal = socket.request("publish", "p1", topic=topic, records=[{"data": 1}], create=False)
     failed(refusal, "p1", "topic_not_found")
     refused(api.get(topic), 404, "topic_not_found")
     config = {"cap_records": 2, "durability": "memory"}
     writes = [{"data": at} for at in range(5)]
-    assert socket.ask("publish", "p2", topic=topic, records=writes, config=config)["last_seq"] == 5
+    assert (
+        socket.request("publish", "p2", topic=topic, records=writes, config=config)["last_seq"] == 5
+    )
     state = api.state(topic)
     assert (state["count"], state["config"]["durability"]) == (2, "memory")
 
@@ -162,7 +164,7 @@ def test_every_publish_is_answered_if_the_shard_crashes(tmp_path: Path) -> None:
         shard = server.roles()["shard 0"]
         os.kill(shard, signal.SIGSTOP)
         send_batch(socket, [publish(str(number), "t", number) for number in range(100, 200)])
-        socket.say("ping", "taken")
+        socket.send_command("ping", "taken")
         replies += socket.until("pong")[:-1]
         os.kill(shard, signal.SIGKILL)
         replies += answers(socket, 200 - len(replies))
@@ -173,4 +175,7 @@ def test_every_publish_is_answered_if_the_shard_crashes(tmp_path: Path) -> None:
         kept = stored(api, "t")
         assert len(set(kept)) == len(kept)
         assert {number for number, code in codes.items() if code is None} <= set(kept)
-        assert socket.ask("publish", "again", topic="t", records=[{"data": "again"}])["op"] == "ack"
+        assert (
+            socket.request("publish", "again", topic="t", records=[{"data": "again"}])["op"]
+            == "ack"
+        )

@@ -20,7 +20,7 @@ def test_a_subscription_reports_the_head_of_the_topic(socket: Socket, api: Api, 
     other = f"{topic}.other"
     other_epoch = create(api, other, *range(4))
     positions = {topic: {"tail": True}, other: {"from_seq": 4}}
-    body = socket.ask("subscribe", "s1", topics=positions)
+    body = socket.request("subscribe", "s1", topics=positions)
     assert body["op"] == "subscribed"
     assert body["topics"] == {
         topic: {"from_seq": 5, "head_seq": 5, "earliest_seq": 3, "epoch": epoch},
@@ -38,7 +38,7 @@ def test_a_record_message_has_exactly_these_fields(socket: Socket, api: Api, top
     write = {"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 2}}
     ok(api.append(topic, records=[write, {"data": None}]))
     ts = [record["$ts"] for record in api.read(topic)]
-    socket.ask("subscribe", "s", topic=topic)
+    socket.request("subscribe", "s", topic=topic)
     assert socket.message() == {
         "op": "record",
         "topic": topic,
@@ -61,7 +61,7 @@ def test_a_start_below_the_floor_is_reported_as_a_tombstone(
     socket: Socket, api: Api, topic: str
 ) -> None:
     create(api, topic, *range(1, 11), cap_records=4)
-    socket.ask("subscribe", "s", topic=topic)
+    socket.request("subscribe", "s", topic=topic)
     body = socket.message("tombstone")
     assert GAP_FIELDS <= set(body) <= GAP_FIELDS | {"missed_estimate", "epoch"}
     assert {name: body[name] for name in GAP_FIELDS} == {
@@ -99,7 +99,7 @@ def test_unsubscribing_ends_one_subscription(
     for name in (left, right):
         create(api, name)
         subscribe(socket, name)
-    assert socket.ask("unsubscribe", "u1", topic=left)["op"] == "unsubscribed"
+    assert socket.request("unsubscribe", "u1", topic=left)["op"] == "unsubscribed"
     ok(api.append(left, "not for us"))
     ok(api.append(right, "for us"))
     assert data(socket.records(1)) == ["for us"]

@@ -123,8 +123,8 @@ def test_jobs_are_forwarded_immediately(proxy: Proxy, api: Api, topic: str) -> N
 
 def test_a_websocket_publishes_and_receives(proxy: Proxy, topic: str) -> None:
     with Socket(proxy.address) as socket:
-        socket.ask("publish", "1", topic=topic, records=[{"data": "here"}])
-        socket.ask("subscribe", "2", topics={topic: {}})
+        socket.request("publish", "1", topic=topic, records=[{"data": "here"}])
+        socket.request("subscribe", "2", topics={topic: {}})
         assert data(socket.records(1)) == ["here"]
 
 

@@ -92,9 +92,9 @@ def errors() -> Iterator[Sequence[str]]:
     """Return code, status, cause and remedy of each error."""
     found = [kind for kind in TopicsError.__subclasses__() if kind.__module__ == "topics.errors"]
     for kind in sorted(found, key=lambda kind: status_of(kind.restore(kind, "", {}))):
-        cause, cure = map(plain, inspect.getdoc(kind).split("Cure: "))  # type: ignore[union-attr]
-        cure = cure[0].upper() + cure[1:]
-        yield f"`{kind.code}`", str(status_of(kind.restore(kind, "", {}))), cause, cure
+        cause, action = map(plain, inspect.getdoc(kind).split("Action: "))  # type: ignore[union-attr]
+        action = action[0].upper() + action[1:]
+        yield f"`{kind.code}`", str(status_of(kind.restore(kind, "", {}))), cause, action
 
 
 def metrics(page: str) -> Iterator[Sequence[str]]:

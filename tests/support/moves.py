@@ -29,7 +29,7 @@ from topics.formats.wire.calls import (
 HOUR_MS = 3_600_000
 
 
-class Asked(NamedTuple):
+class PeerCall(NamedTuple):
     """A message to a peer, and the function that receives the reply."""
 
     shard: int
@@ -73,7 +73,7 @@ class FakePeers:
     """
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.unanswered: list[PeerCall] = []
 
     def shard_of(self, topic: str) -> int:
         return int(topic[-1]) if topic[-1].isdigit() else 1
@@ -93,10 +93,10 @@ class FakePeers:
             requests.append(msgspec.json.decode(body[start : start + length]))
             start += length
         assert start == len(body)
-        self.asked.append(Asked(shard, params, requests, then))
+        self.unanswered.append(PeerCall(shard, params, requests, then))
 
-    def take(self) -> list[Asked]:
-        taken, self.asked = self.asked, []
+    def take(self) -> list[PeerCall]:
+        taken, self.unanswered = self.unanswered, []
         return taken
 
 

@@ -208,7 +208,7 @@ class RouterHarness:
         return self.put("event/" + method, encode_notification(method, params), flags=flags)
 
 
-class Asked:
+class ObservedCall:
     """A pending call, and the replies that it has received."""
 
     def __init__(
@@ -235,9 +235,9 @@ class Pair:
         self.caller: LinkSession = self.front.open_session("shard-0", self.to_shard)
         self.server: LinkSession = self.shard.open_session("front-0", self.to_front)
 
-    def ask(self, call: Call[Any, Any], params: Any, body: Any = b"") -> Asked:
+    def call(self, call: Call[Any, Any], params: Any, body: Any = b"") -> ObservedCall:
         """Call the shard from the front."""
-        return Asked(self.caller, call, params, body)
+        return ObservedCall(self.caller, call, params, body)
 
     def deliver(self) -> list[str]:
         """Deliver all messages and return them in order, as ``subject kind``."""

@@ -122,16 +122,16 @@ class Socket(Wire):
     def text(self, text: str | bytes) -> None:
         self.frame(TEXT, text.encode() if isinstance(text, str) else text)
 
-    def say(self, op: str, request_id: str | None = None, **fields: Any) -> None:
+    def send_command(self, op: str, request_id: str | None = None, **fields: Any) -> None:
         """Send one command."""
         sent_command = command(op, request_id, **fields)
         if checks and request_id is not None:
             self._commands[request_id] = sent_command
         self.text(json.dumps(sent_command))
 
-    def ask(self, op: str, request_id: str, **fields: Any) -> Any:
+    def request(self, op: str, request_id: str, **fields: Any) -> Any:
         """Send one command and return the next message, which must have its ``request_id``."""
-        self.say(op, request_id, **fields)
+        self.send_command(op, request_id, **fields)
         answer = self.message()
         assert answer.get("request_id") == request_id, (
             f"the reply to {request_id} expected, got {str(answer)[:500]}"
@@ -216,7 +216,7 @@ def command(op: str, request_id: str | None = None, **fields: Any) -> dict[str, 
 
 def subscribe(socket: Socket, topic: str, **fields: Any) -> list[Any]:
     """Subscribe, read up to the first caught_up, and return the received records."""
-    assert socket.ask("subscribe", f"s-{topic}", topic=topic, **fields)["op"] == "subscribed"
+    assert socket.request("subscribe", f"s-{topic}", topic=topic, **fields)["op"] == "subscribed"
     seen = socket.until("caught_up", topic=topic)
     return [
         record for message in seen if message["op"] == "record" for record in message["records"]
@@ -225,7 +225,7 @@ def subscribe(socket: Socket, topic: str, **fields: Any) -> list[Any]:
 
 def alive(socket: Socket) -> None:
     """Check that the socket is open and responds."""
-    assert socket.ask("ping", "alive")["op"] == "pong"
+    assert socket.request("ping", "alive")["op"] == "pong"
 
 
 def failed(message: Any, request_id: str | None, *codes: str) -> None:

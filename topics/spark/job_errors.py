@@ -104,8 +104,8 @@ def last_line(error: BaseException) -> str:
             f" PYSPARK_SUBMIT_ARGS='--packages {jar}:VERSION pyspark-shell'"
         )
     if found := _NO_SCHEME.search(text):
-        cure = "use s3a://" if found.group(1) == "s3" else "add the jar of this file system"
-        return f"Spark has no file system for {found.group(1)}://: {cure}"
+        advice = "use s3a://" if found.group(1) == "s3" else "add the jar of this file system"
+        return f"Spark has no file system for {found.group(1)}://: {advice}"
     if found := _NO_PATH.search(text):
         return f"{_path(found)}: no such file or directory"
     if found := _NO_FOLDER.search(text):

@@ -50,8 +50,8 @@ def check_spark() -> None:
     """Raise ``JobError`` if PySpark or a suitable Java is not installed."""
     missing = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     if missing:
-        cure = "pip install 'topics-engine[spark]'"
-        raise JobError(f"{' and '.join(missing)} is not installed: {cure}")
+        advice = "pip install 'topics-engine[spark]'"
+        raise JobError(f"{' and '.join(missing)} is not installed: {advice}")
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:

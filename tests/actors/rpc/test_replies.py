@@ -80,7 +80,7 @@ def test_a_reply_ends_with_its_duration(pair: Pair) -> None:
         reply_json(request, NO_RESULT, b'{"topic":"a"', time.monotonic_ns() - 5_000_000)
 
     pair.shard.serve(TOPIC_GET, get)
-    call = pair.ask(TOPIC_GET, GET)
+    call = pair.call(TOPIC_GET, GET)
     pair.deliver()
     answer = msgspec.json.decode(bytes(call.reply().body))
     assert answer["topic"] == "a"
@@ -89,7 +89,7 @@ def test_a_reply_ends_with_its_duration(pair: Pair) -> None:
 
 def test_the_caller_receives_the_error_of_its_request(pair: Pair) -> None:
     pair.shard.serve(TOPIC_GET, lambda request: answer_error(request, TopicNotFound("a")))
-    pair.ask(TOPIC_GET, GET)
+    pair.call(TOPIC_GET, GET)
     pair.shard.dispatch(pair.server, pair.to_shard.take()[0])
     (answer,) = pair.to_front.answers()
     assert (answer["code"], answer["data"]["code"]) == (CONTRACT_ERROR, "topic_not_found")

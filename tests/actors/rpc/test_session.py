@@ -12,9 +12,9 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from tests.support.wire import (
-    Asked,
     FakeBlock,
     Inbound,
+    ObservedCall,
     Pair,
     RouterHarness,
     encode_failure,
@@ -320,7 +320,7 @@ def test_a_handler_receives_the_params_and_the_caller_the_result(pair: Pair) -> 
         request.reply(PutResult(created=True), b"answer")
 
     pair.shard.serve(TOPIC_PUT, put)
-    call = pair.ask(TOPIC_PUT, PUT, b"body")
+    call = pair.call(TOPIC_PUT, PUT, b"body")
     assert [message.message_id for message in pair.to_shard.sent] == [call.cid]
     assert pair.deliver() == ["rpc/topic.put Request", "rpc/topic.put Success"]
     reply = call.reply()
@@ -332,7 +332,7 @@ def test_a_handler_receives_the_params_and_the_caller_the_result(pair: Pair) -> 
 async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
     kept: list[InboundMessage[TopicParams, Number]] = []
     pair.shard.serve(DIFF, kept.append)
-    call = pair.ask(DIFF, PARAMS)
+    call = pair.call(DIFF, PARAMS)
     pair.deliver()
     (request,) = kept
     assert (request.subject, request.method, request.cid) == (DIFF.subject, "diff", call.cid)
@@ -355,7 +355,7 @@ async def test_a_request_has_the_attributes_of_its_call(pair: Pair) -> None:
 async def test_calls_may_be_completed_in_any_order(pair: Pair) -> None:
     waiting: list[Inbound] = []
     pair.shard.serve(DIFF, waiting.append)
-    calls = [pair.ask(DIFF, PARAMS) for _ in range(3)]
+    calls = [pair.call(DIFF, PARAMS) for _ in range(3)]
     pair.deliver()
     for n in (2, 0, 1):
         waiting[n].reply(Number(n))
@@ -366,7 +366,7 @@ async def test_calls_may_be_completed_in_any_order(pair: Pair) -> None:
 def test_both_ends_may_make_calls(pair: Pair) -> None:
     pair.front.serve(DIFF, lambda request: request.reply(Number(1)))
     pair.shard.serve(DIFF, lambda request: request.reply(Number(2)))
-    calls = [pair.ask(DIFF, PARAMS), Asked(pair.server, DIFF, PARAMS)]
+    calls = [pair.call(DIFF, PARAMS), ObservedCall(pair.server, DIFF, PARAMS)]
     pair.deliver()
     assert [call.reply().result for call in calls] == [Number(2), Number(1)]
 
@@ -382,7 +382,7 @@ def test_a_refused_message_that_is_not_a_call_is_logged(
 
 
 def test_a_refused_call_fails(pair: Pair) -> None:
-    call = pair.ask(DIFF, PARAMS)
+    call = pair.call(DIFF, PARAMS)
     (request,) = pair.to_shard.take()
     pair.to_shard.send("rpc/diff", b"damaged", message_id=request.message_id)
     assert pair.deliver() == ["rpc/diff Malformed", "refusal"]
@@ -417,7 +417,7 @@ def test_an_event_reaches_its_handler_with_typed_params(pair: Pair) -> None:
 
 
 def test_closing_a_session_fails_its_pending_calls_before_the_listeners_run(pair: Pair) -> None:
-    call = pair.ask(DIFF, PARAMS)
+    call = pair.call(DIFF, PARAMS)
     pair.caller.on_closed(lambda session: call.outcomes.append("closed"))
     pair.caller.close()
     assert list(map(str, call.outcomes)) == [
@@ -434,7 +434,7 @@ def test_no_call_starts_without_a_peer_and_its_block_is_freed(pair: Pair, how: s
         pair.to_shard.broken = True
     blocks = [FakeBlock(), FakeBlock()]
     with pytest.raises(PeerClosed):
-        pair.ask(TOPIC_PUT, PUT, blocks[0])
+        pair.call(TOPIC_PUT, PUT, blocks[0])
     with pytest.raises(PeerClosed):
         pair.caller.notify(FEED_PAGE, PAGE, blocks[1])
     assert (pair.to_shard.sent, pair.caller.calls) == ([], {})
@@ -445,7 +445,7 @@ def test_no_call_starts_without_a_peer_and_its_block_is_freed(pair: Pair, how: s
 def test_an_abandoned_call_is_reported_to_the_peer_and_its_late_reply_released(pair: Pair) -> None:
     cancelled: list[InboundMessage[CallCancelledParams, Any]] = []
     pair.shard.route("event/call.cancelled", cancelled.append, params=CallCancelledParams)
-    call = pair.ask(DIFF, PARAMS)
+    call = pair.call(DIFF, PARAMS)
     pair.to_shard.take()
     for _ in range(2):
         call.pending.abandon()
@@ -461,7 +461,7 @@ def test_an_abandoned_call_is_reported_to_the_peer_and_its_late_reply_released(p
     ids=["error", "success"],
 )
 def test_a_late_reply_does_not_affect_other_calls(pair: Pair, late: bytes) -> None:
-    kept, abandoned = pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)
+    kept, abandoned = pair.call(DIFF, PARAMS), pair.call(DIFF, PARAMS)
     abandoned.pending.abandon()
     pair.front.dispatch(pair.caller, Message(9, 0, "rpc/diff", late, b""))
     answer(pair, kept.cid, flags=0)
@@ -473,7 +473,7 @@ def test_a_late_reply_does_not_affect_other_calls(pair: Pair, late: bytes) -> No
 def test_a_late_reply_is_passed_once_to_the_function_that_requested_it(
     pair: Pair, how: str, is_wanted: bool
 ) -> None:
-    call, late = pair.ask(DIFF, PARAMS), list[Any]()
+    call, late = pair.call(DIFF, PARAMS), list[Any]()
     if is_wanted:
         call.pending.on_late = lambda reply: late.append(reply.result)
     if how == "abandoned":
@@ -488,14 +488,14 @@ def test_a_late_reply_is_passed_once_to_the_function_that_requested_it(
 
 
 def test_abandoning_a_call_of_a_disconnected_peer_is_not_an_error(pair: Pair) -> None:
-    call = pair.ask(DIFF, PARAMS)
+    call = pair.call(DIFF, PARAMS)
     pair.to_shard.broken = True
     call.pending.abandon()
     assert (call.pending.is_done, call.outcomes) == (True, [])
 
 
 def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> None:
-    call = pair.ask(DIFF, PARAMS)
+    call = pair.call(DIFF, PARAMS)
     pair.to_shard.take()
     answer(pair, call.cid)
     call.pending.abandon()
@@ -507,9 +507,9 @@ def test_a_reply_is_released_once_and_abandoning_it_does_nothing(pair: Pair) -> 
 
 
 def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
-    others: list[Asked] = []
+    others: list[ObservedCall] = []
     first = pair.caller.call(DIFF, PARAMS, b"", lambda _: others[0].pending.abandon())
-    others += [pair.ask(DIFF, PARAMS), pair.ask(DIFF, PARAMS)]
+    others += [pair.call(DIFF, PARAMS), pair.call(DIFF, PARAMS)]
     pair.caller.close()
     assert (first.is_done, others[0].outcomes) == (True, [])
     assert list(map(type, others[1].outcomes)) == [PeerClosed]
@@ -518,7 +518,7 @@ def test_a_call_that_fails_may_abandon_another_one(pair: Pair) -> None:
 def test_params_that_cannot_be_encoded_start_no_call_and_free_their_block(pair: Pair) -> None:
     blocks = [FakeBlock(), FakeBlock()]
     with pytest.raises(TypeError, match="unsupported"):
-        pair.ask(DIFF, TopicParams(object(), 1), blocks[0])  # type: ignore[arg-type]
+        pair.call(DIFF, TopicParams(object(), 1), blocks[0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unsupported"):
         pair.caller.notify(FEED_PAGE, PAGE._replace(tombstone={"a": object()}), blocks[1])
     assert ([block.freed for block in blocks], pair.to_shard.sent) == ([1, 1], [])

@@ -64,7 +64,7 @@ class RouteContext:
             backups=BackupSlots(),
         )
 
-    def ask(
+    def call(
         self,
         request: Request,
         call: Call[P, R],

@@ -54,7 +54,7 @@ def claim(
         return answer
 
     call, params = context.drain.waiting(request, then), calls.TopicParams(topic, at)
-    call.attach(context.ask(request, calls.CLAIM, params, body, call.answered, answer))
+    call.attach(context.call(request, calls.CLAIM, params, body, call.answered, answer))
     return call
 
 
@@ -67,21 +67,21 @@ def ack(
     context: RouteContext, request: Request, body: Body, at: int, then: OnResult
 ) -> PendingResult:
     """Acknowledge jobs (§10.4)."""
-    return context.ask(request, calls.ACK, calls.TopicParams(request.topic, at), body, then)
+    return context.call(request, calls.ACK, calls.TopicParams(request.topic, at), body, then)
 
 
 def nack(
     context: RouteContext, request: Request, body: Body, at: int, then: OnResult
 ) -> PendingResult:
     """Release jobs for a retry (§10.5)."""
-    return context.ask(request, calls.NACK, calls.TopicParams(request.topic, at), body, then)
+    return context.call(request, calls.NACK, calls.TopicParams(request.topic, at), body, then)
 
 
 def extend(
     context: RouteContext, request: Request, body: Body, at: int, then: OnResult
 ) -> PendingResult:
     """Extend leases (§10.6)."""
-    return context.ask(request, calls.EXTEND, calls.TopicParams(request.topic, at), body, then)
+    return context.call(request, calls.EXTEND, calls.TopicParams(request.topic, at), body, then)
 
 
 def work(

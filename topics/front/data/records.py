@@ -230,7 +230,7 @@ def delete(
 ) -> PendingResult:
     """Delete records (§5)."""
     params = TopicParams(request.topic, at)
-    return context.ask(request, DELETE_RECORDS, params, body, then)
+    return context.call(request, DELETE_RECORDS, params, body, then)
 
 
 APPEND_ROUTE = Route(

@@ -31,7 +31,7 @@ def put(
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicPutParams(request.topic, prefixes, at, request.query[DRY_RUN])
     answer = partial(_put_answer, request.topic)
-    return context.ask(request, calls.TOPIC_PUT, params, body, then, answer)
+    return context.call(request, calls.TOPIC_PUT, params, body, then, answer)
 
 
 def _put_answer(topic: str, reply: Reply[calls.PutResult]) -> Answer:
@@ -43,7 +43,7 @@ def get(
 ) -> PendingResult:
     """Return the config and state of a topic (§1.2)."""
     params = calls.TopicGetParams(request.topic, request.query[TOUCH], at)
-    return context.ask(request, calls.TOPIC_GET, params, b"", then)
+    return context.call(request, calls.TOPIC_GET, params, b"", then)
 
 
 def delete(
@@ -52,7 +52,7 @@ def delete(
     """Delete a topic (§1.4)."""
     prefixes = listed(request.principal.prefixes)
     params = calls.TopicDeleteParams(request.topic, request.query[IF_EMPTY], prefixes, at)
-    return context.ask(request, calls.TOPIC_DELETE, params, b"", then)
+    return context.call(request, calls.TOPIC_DELETE, params, b"", then)
 
 
 TOPIC = "/v0/topics/:topic"

@@ -134,11 +134,11 @@ async def test_a_move_is_logged_first_then_the_copy_is_appended_then_the_job_del
     wake(harness, queue)
     await wait_all_tasks_blocked()
     assert kinds(harness)[before:] == [FrameKind.LEASE]
-    assert not peers.asked
+    assert not peers.unanswered
     harness.log.write()
     harness.advance()
     await wait_all_tasks_blocked()
-    assert not peers.asked, "the frame is not synced yet"
+    assert not peers.unanswered, "the frame is not synced yet"
     await run_log(harness)
     assert kinds(harness)[before:] == [FrameKind.LEASE], "the copy is not appended yet"
     assert (harness.seqs("q"), dead_and_failing(queue)) == ([1], ([], [1]))
@@ -177,7 +177,7 @@ async def test_batches_are_moved_one_after_another(
         sizes.append(len(batch.requests))
         batch.answer()
         await run_log(harness)
-    assert (sizes, moved(queue), peers.asked) == ([2, 2, 1], 5, [])
+    assert (sizes, moved(queue), peers.unanswered) == ([2, 2, 1], 5, [])
 
 
 async def test_a_batch_is_limited_in_bytes(
@@ -247,7 +247,7 @@ async def test_a_rejected_job_stays_and_is_retried_after_a_pause(
             wake(harness, queue)
             await trio.sleep(wait_s - 0.01)
             await run_log(harness)
-            assert not peers.asked, "there is no retry before the pause has ended"
+            assert not peers.unanswered, "there is no retry before the pause has ended"
             await trio.sleep(0.02)
             await run_log(harness)
     assert [line["event"] for line in logged] == ["dead letters not moved"], (
@@ -387,7 +387,7 @@ async def test_the_pause_between_attempts_is_bounded(
         batch.answer(FULL)
         await trio.sleep(RETRY_MAX_S + 0.01)
     await run_log(harness)
-    assert len(peers.asked) == 1
+    assert len(peers.unanswered) == 1
 
 
 async def test_the_jobs_of_a_batch_that_fit_are_moved_and_the_others_stay(
@@ -428,7 +428,7 @@ async def test_a_log_failure_before_the_copy_puts_the_jobs_back(
     harness.failed(OSError(5, "broken"))
     assert dead_and_failing(queue) == ([1], [])
     await trio.sleep(3 * RETRY_MAX_S)
-    assert not peers.asked, "no move begins after the log has failed"
+    assert not peers.unanswered, "no move begins after the log has failed"
 
 
 async def test_a_log_failure_after_the_copy_keeps_the_batch(
@@ -457,7 +457,7 @@ async def test_records_that_are_temporarily_unreadable_are_retried(
         wake(harness, queue)
     await trio.sleep(RETRY_MIN_S + 0.01)
     await run_log(harness)
-    assert len(peers.asked) == 1
+    assert len(peers.unanswered) == 1
 
 
 # Changes during a move
@@ -478,7 +478,7 @@ async def test_a_changed_config_makes_dead_jobs_claimable(
     assert claim(harness, queue) == [1]
     await trio.sleep(2 * RETRY_MAX_S)
     await run_log(harness)
-    assert not peers.asked
+    assert not peers.unanswered
 
 
 async def test_a_config_changed_during_a_move_applies_when_the_jobs_are_rejected(
@@ -538,7 +538,7 @@ async def test_a_queue_deleted_during_a_move_is_not_changed(
     await run_log(harness)
     await trio.sleep(2 * RETRY_MAX_S)
     await run_log(harness)
-    assert not peers.asked
+    assert not peers.unanswered
     recreated = make_queue(harness, "q", "y")
     exhaust(harness, recreated)
     wake(harness, recreated)
@@ -560,7 +560,7 @@ async def test_no_frame_of_a_queue_follows_its_delete(
     retries.is_due = True
     await run_log(harness)
     assert kinds(harness)[-1] is FrameKind.TOPIC_DELETED
-    assert not peers.asked
+    assert not peers.unanswered
 
 
 async def test_a_held_topic_is_not_changed(harness: ShardHarness) -> None:
@@ -571,10 +571,10 @@ async def test_a_held_topic_is_not_changed(harness: ShardHarness) -> None:
     frames = len(kinds(harness))
     wake(harness, queue)
     await run_log(harness)
-    assert (len(kinds(harness)), peers.asked) == (frames, [])
+    assert (len(kinds(harness)), peers.unanswered) == (frames, [])
     context.release_topic("q")
     await run_log(harness)
-    assert len(peers.asked) == 1
+    assert len(peers.unanswered) == 1
 
 
 # Restarts
@@ -673,4 +673,4 @@ async def test_a_stopping_shard_begins_no_further_batch(
     (batch,) = peers.take()
     batch.answer()
     await run_log(harness)
-    assert (moved(queue), peers.asked) == (1, [])
+    assert (moved(queue), peers.unanswered) == (1, [])

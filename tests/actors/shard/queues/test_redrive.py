@@ -553,7 +553,7 @@ async def test_a_redrive_that_waits_for_another_gets_its_reply_in_time(
     assert found == [(one, 0, 2, 0, None), (other, 0, 2, 0, None)]
     batch.answer()
     await run_log(harness)
-    assert peers.asked == []
+    assert peers.unanswered == []
 
 
 @pytest.mark.parametrize("is_queue", [False, True])
@@ -586,7 +586,7 @@ async def test_records_of_a_topic_deleted_before_their_selection_are_not_copied(
     retries.is_due = True
     await run_log(harness)
     assert "dead" not in harness.engine.topics
-    assert not peers.asked
+    assert not peers.unanswered
 
 
 async def test_records_deleted_during_a_redrive_are_not_counted(harness: ShardHarness) -> None:
@@ -640,7 +640,7 @@ async def test_the_disconnect_of_the_front_ends_a_redrive(harness: ShardHarness)
     redrive(harness, "dead")
     harness.session.close()
     await run_log(harness)
-    assert len(peers.asked) <= 1
+    assert len(peers.unanswered) <= 1
 
 
 # A crash between copy and delete
