@@ -43,8 +43,8 @@ WINDOW_MS: Final = 7 * units.MS["d"]
 
 
 def reached(shell: Shell) -> Topics:
-    """Return a client that retries, after checking that the server responds. So a wrong address is
-    reported immediately. Raise `TopicsError`.
+    """Check that the server responds, so that a wrong address is reported immediately. Return a
+    client that retries. Raise `TopicsError`.
     """
     client = shell.client(retries=True)
     if shell.timeout is None:
@@ -99,7 +99,7 @@ def blocks(stream: IO[bytes], on_idle: Callable[[], None] | None = None) -> Iter
 
 class Lines:
     """Iterates over lines without their line ends and without a byte order mark. ``location`` names
-    the last line.
+    the line that was yielded last.
     """
 
     def __init__(self, blocks: Iterable[bytes], name: str) -> None:

@@ -105,7 +105,7 @@ def graph(shell: Shell, mermaid: bool) -> None:
 
 
 def _label(router: RouterInfo) -> str:
-    """Return the name of a router, or nothing if it is SOURCE->DEST."""
+    """Return the name of a router, or an empty string if it is the default name."""
     return "" if router.name == f"{router.source}->{router.dest}" else router.name
 
 

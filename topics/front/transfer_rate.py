@@ -8,7 +8,7 @@ HALF_LIFE_S = 2.0  # after this time, a byte counts half as much for the rate
 
 
 class TransferRate:
-    """The exponentially weighted bytes of the last seconds.
+    """An exponentially weighted count of the bytes of the last few seconds.
 
     A client that has just begun counts as slow.
     """

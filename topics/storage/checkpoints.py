@@ -160,7 +160,7 @@ class CheckpointWriter:
             for old in self._earlier:
                 if old not in (kept, pinned):
                     old.unlink()
-        # The next checkpoint may be longer, so reserve according to the length of this one.
+        # Adapt the size of the reserve, because the next checkpoint may be longer than the last.
         with contextlib.suppress(OSError):
             reserve_space(self._folder, self._end)
 

@@ -68,7 +68,7 @@ def boot_id() -> str:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make the names in ``folder`` durable. Raise OSError."""
+    """Make the names in ``folder`` durable. Raise OSError if the disk fails."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -212,8 +212,8 @@ class ShardLink:
         if session is None:
             return
         self.waits_for_disk = self.is_waiting_for_disk()
-        # If the shard waits for its disk, writes may hang for a long time. They fail now, and their
-        # outcome is unknown to the client.
+        # If the shard waits for its disk, writes may hang for a long time. Fail them immediately;
+        # their outcome is unknown to the client.
         if self.waits_for_disk:
             session.fail_calls(lambda pending: pending.call.is_write)
         # If there has been no heartbeat for `STALLED_S`, the loop of the shard is blocked.

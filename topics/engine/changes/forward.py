@@ -269,8 +269,7 @@ def replay(
 
     ``generation`` is the LSN at which the log file begins.
     """
-    # Each row is replayed as a write of its own topic. ``lsn`` of the row is the locator of the
-    # copies.
+    # Each row is replayed as a write to its own topic. The row's LSN is the locator of the copies.
     for index, row in enumerate(held.rows):
         lsn = row_lsn(header.lsn, header.ext_len, index)
         copy = header._replace(lsn=lsn, topic_id=row.topic_id, first_seq=row.first_seq)

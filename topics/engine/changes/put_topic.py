@@ -51,8 +51,8 @@ class PutTopic(Change):
         self, topic: Topic, frames: list[Frame], before: TopicConfig | None, now: Now
     ) -> None:
         super().__init__(topic, frames, True)
-        # The config at the decision. Another PUT may change ``topic.config`` before this one is
-        # committed.
+        # The config at the time of the decision. Another PUT may change ``topic.config`` before
+        # this one is committed.
         self.before, self.created, self.config = before, before is None, topic.config
         self.ts_ceiling = self.dropped = 0
         self._now_ts = now.ts

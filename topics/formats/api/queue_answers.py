@@ -171,7 +171,7 @@ def record_parts(record: bytes) -> RecordParts:
     try:
         found = _rendered.decode(record)
     except RecursionError:
-        # The decoder is recursive, and less stack is available here than at the append.
+        # The decoder is recursive, and may have less stack here than when the record was appended.
         parts = (member(record, name) for name in ("$tag", "data", "meta"))
         return RecordParts(*(part or b"" for part in parts))
     return RecordParts(bytes(found.tag), bytes(found.data), bytes(found.meta))

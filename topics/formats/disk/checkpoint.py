@@ -83,7 +83,7 @@ Item = dict[str, Any]
 
 
 class UnknownVersion(Exception):
-    """The checkpoint has a version that this program does not read."""
+    """The checkpoint has a version that this program cannot read."""
 
 
 class CheckpointHeader(NamedTuple):

@@ -560,7 +560,7 @@ class _Texts:
         self.refs.extend(map(new_refs.__getitem__, run.refs))
 
     def fill(self, count: int) -> None:
-        """Add copies without a text until there are ``count`` copies."""
+        """Add copies without text until there are ``count`` copies."""
         if len(self.refs) < count:
             self.has_gaps = True
             self.refs.frombytes(bytes(4 * (count - len(self.refs))))

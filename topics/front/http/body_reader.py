@@ -24,7 +24,7 @@ READ_BYTES_MAX = 256 * 1024
 
 
 class BodyReader:
-    """Receives the bodies from all connections to a front. It keeps no state for single bodies."""
+    """Receives the bodies from all connections to a front. Keeps no state for individual bodies."""
 
     def __init__(self, shards: Shards, guard: Guard, *, inline_bytes: int) -> None:
         self._shards, self._guard, self._inline_bytes = shards, guard, inline_bytes

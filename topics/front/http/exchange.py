@@ -154,8 +154,7 @@ class Exchange:
         if self._counts_as_inflight:
             self.stop_counting()
         if not self.is_open:
-            # The second call, for example after an error while the response was sent.
-            return
+            return  # called twice, for example after an error while the response was being sent
         self.is_open = False
         connection = self._connection
         # Bytes of later requests, which are still in the buffer, do not count.
@@ -286,7 +285,7 @@ class Exchange:
         """
         request = self.request
         assert request is not None, "a request is in progress"
-        # A write was executed already, so its response must be sent. A read can be repeated.
+        # A write has already been executed, so its response must be sent. A read can be repeated.
         if len(answer.body) <= COPY_MAX_BYTES or request.route.scope is not Scope.READ:
             return answer
         held = self._parts.connections.held

@@ -227,8 +227,8 @@ class JobDispatch(Service):
             self._postpone(wait_list, error)
             return
         jitter_ms = wait_list.topic.config.claim_jitter_ms
-        # With jitter, either jobs are distributed to the cohort of the list, or a new cohort forms
-        # until its window is over.
+        # With jitter, jobs are distributed to the list's current cohort. If there is none, claimers
+        # join a new cohort until its window ends.
         if wait_list.slices is not None:
             self._distribute(wait_list)
         elif not jitter_ms:

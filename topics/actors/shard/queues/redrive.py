@@ -164,7 +164,7 @@ class Transfer:
         self.is_stopped = self.is_stopped or self._selection.is_exhausted
         return found
 
-    # Counting, when no further records are chosen
+    # Counting the remaining records, after the last one was chosen
 
     def count_slice(self, now: Now) -> bool:
         """Count a slice of the remaining records. Return False when all are counted."""
