@@ -11,7 +11,15 @@ import time
 import anyio
 import pytest
 
-from topics.client import CaughtUp, Conflict, ConnectionLost, Invalid, NotFound, Record
+from topics.client import (
+    CaughtUp,
+    ClientClosed,
+    Conflict,
+    ConnectionLost,
+    Invalid,
+    NotFound,
+    Record,
+)
 from topics.client.aio import AsyncJob, AsyncQueue, AsyncTopics, AsyncWorker
 from topics.client.aio.caller import AsyncCaller
 
@@ -207,6 +215,33 @@ def test_a_watch_may_be_closed_by_another_task(url: str, name: str, backend: str
                 assert [event async for event in watch if isinstance(event, Record)] == []
 
     anyio.run(run, backend=backend)
+
+
+def test_closing_the_client_ends_its_calls(url: str, name: str, backend: str) -> None:
+    ended: list[object] = []
+
+    async def run() -> None:
+        async with AsyncTopics(url) as client, anyio.create_task_group() as tasks:
+            await client.topic(name).append(1)
+            await client.queue(f"{name}.q").put()
+
+            async def watch() -> None:
+                ended.append([event async for event in client.watch(name)][:1])
+
+            async def claim() -> None:
+                with pytest.raises(ClientClosed):
+                    await client.queue(f"{name}.q").claim("n", wait=20)
+                ended.append("claim")
+
+            tasks.start_soon(watch)
+            tasks.start_soon(claim)
+            await anyio.sleep(0.2)
+            with anyio.fail_after(10):
+                await client.close()
+
+    anyio.run(run, backend=backend)
+    assert "claim" in ended
+    assert len(ended) == 2
 
 
 def test_a_producer_and_a_publisher_send_from_a_background_task(

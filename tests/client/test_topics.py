@@ -6,7 +6,8 @@ import copy
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice, takewhile
@@ -20,6 +21,7 @@ from tests.support.server import Server
 from topics.client import (
     TAIL,
     CaughtUp,
+    ClientClosed,
     Conflict,
     ConnectionLost,
     Event,
@@ -322,6 +324,56 @@ def test_closing_the_client_ends_a_watch_that_waits_for_its_server() -> None:
     loop.join(5)
     assert not loop.is_alive()
     assert seen == []
+
+
+def test_closing_the_client_ends_its_calls_at_any_moment(url: str, name: str) -> None:
+    """The calls raise `ClientClosed`, and watches end."""
+    with Topics(url) as client:
+        client.topic(name).append(1)
+        client.queue(f"{name}.q").put()
+
+    def repeated(call: Callable[[], object]) -> None:
+        while True:
+            call()
+
+    def actors_of(client: Topics) -> list[Callable[[], object]]:
+        return [
+            lambda: [*client.watch(name)],
+            lambda: [*client.topic(name).read(follow=True)],
+            lambda: repeated(lambda: client.queue(f"{name}.q").claim("n", wait=20)),
+            lambda: repeated(lambda: client.topic(name).append(2)),
+        ]
+
+    for number in range(20):
+        for address in (url, "http://127.0.0.1:1"):  # no server runs at the second one
+            client = Topics(address, on_pause=lambda *_: None)
+            with ThreadPoolExecutor() as threads:
+                running = [threads.submit(actor) for actor in actors_of(client)]
+                time.sleep(0.002 * number)
+                client.close()
+                failures = [each.exception(30) for each in running]
+            assert [type(each) for each in failures[1:]] == [ClientClosed] * 3
+            # The first thread may not have begun its watch.
+            assert failures[0] is None or isinstance(failures[0], ClientClosed)
+
+
+def test_a_closed_client_sends_nothing(url: str, name: str) -> None:
+    client = Topics(url)
+    client.topic(name).append(1)
+    watch, queue = client.watch(name), client.queue(name)
+    client.close()
+    assert [*watch] == []
+    for call in (
+        lambda: client.topic(name).append(2),
+        lambda: client.watch(name),
+        lambda: client.publisher(),
+        lambda: client.topic(name).producer(),
+        lambda: queue.worker().run(print),
+    ):
+        with pytest.raises(ClientClosed):
+            call()
+    with Topics(url) as other:
+        assert other.topic(name).state().count == 1
 
 
 def test_next_raises_after_its_timeout_and_loses_nothing(client: Topics, name: str) -> None:

@@ -27,7 +27,6 @@ RULES = {
     r"\ba(?=(close|iter|next|read)\b)": "",
     r"Awaitable\[(\w+)\]": r"\1",
     r"\bAnyIOBackend\b": "SyncBackend",
-    r"\bfrom anyio import sleep\b": "from time import sleep",
     r"\bclient\.aio\b": "client.sync",
     r"\bfor asyncio and trio\b": "for threads",
     r"\btasks\b": "threads",  # prose, and the module topics.client.tasks

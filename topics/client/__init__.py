@@ -19,6 +19,7 @@ types from `topics.formats` and `topics.errors`, and no server process imports t
 
 from topics.client.calls import Retry
 from topics.client.errors import (
+    ClientClosed,
     Conflict,
     ConnectionLost,
     Invalid,
@@ -56,6 +57,7 @@ from topics.client.watching import TAIL
 __all__ = [
     "TAIL",
     "CaughtUp",
+    "ClientClosed",
     "Conflict",
     "ConnectionLost",
     "Cursor",

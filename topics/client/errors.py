@@ -7,6 +7,7 @@ Conflict         409 422               change the existing topic, or free space 
 Throttled        429                   try later; the client has retried until its deadline
 Unavailable      5xx                   same as Throttled; only 502, 503 and 504 are retried
 ConnectionLost   no response           same as Throttled
+ClientClosed     no response           the program has closed the client
 """
 
 from __future__ import annotations
@@ -77,6 +78,13 @@ class ConnectionLost(TopicsError):
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message, code="connection_lost")
         self.was_sent = was_sent
+
+
+class ClientClosed(TopicsError):
+    """The client was closed before or during the call. The server may have executed the request."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed", code="client_closed")
 
 
 _CLASSES = {401: Refused, 403: Refused, 404: NotFound, 409: Conflict, 422: Conflict, 429: Throttled}

@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 from anyio import CancelScope
 from anyio import Lock as AsyncLock
+from httpcore2 import AsyncNetworkStream
 
 __all__ = [
     "AsyncAbortable",
@@ -80,19 +81,18 @@ class AsyncStop:
 
 
 class AsyncAbortable:
-    """The base class of `AsyncPool`. `AsyncStop` cancels its calls, so `abort` does nothing."""
+    """The base class of `AsyncPool`. A waiting call fails when its connection is closed."""
 
     def __init__(self) -> None:
-        self.is_abortable = False
+        self._is_aborted = False
 
     def abort(self) -> None:
-        """See `topics.client.threads.Abortable.abort`."""
+        """Make all later calls fail."""
+        self._is_aborted = True
 
-    def _opened(self, _stream: object) -> None:
+    def _opened(self, stream: AsyncNetworkStream) -> AsyncNetworkStream:
         """See `topics.client.threads.Abortable`."""
-
-    def _closed(self) -> None:
-        """See `topics.client.threads.Abortable`."""
+        return stream
 
 
 class AsyncMonitor(anyio.Condition):

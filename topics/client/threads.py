@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,8 +16,8 @@ from contextlib import nullcontext as shielded
 from threading import Lock
 from time import monotonic
 from types import FrameType
-from typing import Any, Final, TypeVar
-from weakref import WeakSet
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakSet, ref
 
 import httpcore2
 
@@ -43,8 +42,29 @@ __all__ = [
 ]
 T = TypeVar("T")
 EXIT_FLUSH_MAX_S: Final = 5.0  # time to send the records that a program has not flushed
-Opened = WeakSet  # an abandoned stream is closed when its last reference is dropped
 Sent = Future
+
+
+class Opened(Generic[T]):
+    """The open streams of a client. An abandoned stream is closed when its last reference is
+    dropped. A thread may iterate while others add and discard, which a `WeakSet` does not permit.
+    """
+
+    def __init__(self) -> None:
+        self._refs = set[ref[T]]()
+
+    def add(self, stream: T) -> None:
+        """Add a stream."""
+        self._refs.add(ref(stream, self._refs.discard))
+
+    def discard(self, stream: T) -> None:
+        """Remove a stream."""
+        self._refs.discard(ref(stream))
+
+    def __iter__(self) -> Iterator[T]:
+        for each in self._refs.copy():
+            if (stream := each()) is not None:
+                yield stream
 
 
 class Stop:
@@ -97,34 +117,45 @@ class Stop:
 
 
 class Abortable:
-    """The base class of `Pool`: aborts a call that is waiting in another thread. It may be used
-    only for a pool with at most one connection. `is_abortable` must be set before its first call.
-    """
+    """The base class of `Pool`: makes the calls that are waiting in other threads fail."""
 
     def __init__(self) -> None:
-        self.is_abortable = self._is_aborted = False
-        self._socket: socket.socket | None = None
+        self._is_aborted = False
+        self._streams = Opened[_Stream]()
 
     def abort(self) -> None:
-        """Make the waiting call and all later calls fail."""
+        """Make all waiting calls and all later calls fail. A signal handler may call this."""
         self._is_aborted = True
-        if self._socket is not None:
-            shut_down(self._socket)
+        for stream in self._streams:
+            stream.shut_down()
 
-    def _opened(self, stream: httpcore2.NetworkStream) -> None:
-        """Keep a reference to the socket of a new connection."""
-        self._closed()
-        if self.is_abortable:
-            # Keep a duplicate, because TLS replaces the socket object.
-            self._socket = stream.get_extra_info("socket").dup()
-            if self._is_aborted:
-                self.abort()
+    def _opened(self, stream: httpcore2.NetworkStream) -> httpcore2.NetworkStream:
+        """Return a stream that `abort` shuts down."""
+        return _Stream(stream, self._streams)
 
-    def _closed(self) -> None:
-        """Close and drop the reference to the socket."""
-        connection, self._socket = self._socket, None
-        if connection is not None:
-            connection.close()
+
+class _Stream(httpcore2.NetworkStream):
+    """A network stream that other threads may shut down. ``streams`` contains all open ones."""
+
+    def __init__(self, stream: httpcore2.NetworkStream, streams: Opened[_Stream]) -> None:
+        self._stream, self._streams, self._pid = stream, streams, os.getpid()
+        self.read, self.write = stream.read, stream.write  # type: ignore[method-assign]
+        self.get_extra_info = stream.get_extra_info  # type: ignore[method-assign]
+        streams.add(self)
+
+    def shut_down(self) -> None:
+        """Make all reads and writes fail. Do nothing in a forked process, because the connection
+        belongs to its parent.
+        """
+        if self._pid == os.getpid():
+            shut_down(self.get_extra_info("socket"))
+
+    def close(self) -> None:
+        self._streams.discard(self)
+        self._stream.close()
+
+    def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
+        return _Stream(self._stream.start_tls(*arguments, **options), self._streams)
 
 
 class _Timer:

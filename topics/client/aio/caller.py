@@ -7,13 +7,12 @@ from math import inf
 from time import monotonic
 from typing import Self, TypeVar
 
-from anyio import sleep
-
 from topics.client.aio.pool import AsyncPool
 from topics.client.calls import ATTEMPT_MIN_S, FOREVER, LOG, Attempts, Call, Page, Retry
-from topics.client.errors import TopicsError
+from topics.client.errors import ClientClosed, ConnectionLost, TopicsError
 from topics.client.http import CONNECT_S
 from topics.client.settings import Target
+from topics.client.tasks import AsyncStop
 
 T = TypeVar("T")
 
@@ -34,7 +33,7 @@ class AsyncCaller:
         self.target, self.node, self.timeout = target, node, timeout
         self.retry, self.retry_streams = retry or Retry(), retry or FOREVER
         self.connect_timeout, self._on_pause = min(timeout, connect_timeout), on_pause
-        self.pool = AsyncPool(target, self.connect_timeout)
+        self.pool, self._closing = AsyncPool(target, self.connect_timeout), AsyncStop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,12 +41,21 @@ class AsyncCaller:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Calls that are in progress, and all later calls, raise
+        `ClientClosed`.
+        """
+        self._closing.set()
         await self.pool.close()
 
     def caller(self, *, timeout: float | None = None) -> AsyncCaller:
-        """Return a caller for the same server with one connection, whose calls may be aborted."""
+        """Return a caller for the same server with its own connections."""
+        self.check_open()
         caller = AsyncCaller(
             self.target,
             node=self.node,
@@ -56,7 +64,6 @@ class AsyncCaller:
             on_pause=self._on_pause,
         )
         caller.retry, caller.retry_streams = self.retry, self.retry_streams
-        caller.pool.is_abortable = True
         return caller
 
     async def call(self, call: Call[T], *, until: float = inf, retry: Retry | None = None) -> T:
@@ -70,12 +77,22 @@ class AsyncCaller:
             except TopicsError as failure:
                 pause_s = attempts.pause_after(failure, is_repeatable=call.is_repeatable)
                 self.report_pause(failure, pause_s)
-            await sleep(pause_s)
+            await self._closing.wait(pause_s)
 
     async def once(self, call: Call[T], *, until: float = inf) -> T:
         """Send a call once. Raises `TopicsError`."""
+        self.check_open()
         left_s = max(until - monotonic(), ATTEMPT_MIN_S)
-        return await self.pool.send(call, min(self.timeout, left_s))
+        try:
+            return await self.pool.send(call, min(self.timeout, left_s))
+        except ConnectionLost:
+            self.check_open()
+            raise
+
+    def check_open(self) -> None:
+        """Raise `ClientClosed` after `close`."""
+        if self.is_closed:
+            raise ClientClosed
 
     def report_pause(self, failure: TopicsError, pause_s: float) -> None:
         """Report a failed attempt to ``on_pause``, or log it."""

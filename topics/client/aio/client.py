@@ -110,6 +110,7 @@ class AsyncTopics(AsyncStreamer):
         its first record, after a seq, or with the next new record (`TAIL`). With a ``cursor``, a
         topic starts at the cursor's position. Records of ``node`` are skipped.
         """
+        self.check_open()
         known = {} if cursor is None else cursor.positions
         return AsyncWatch(self, WatchState(topics, node or self.node, known), cursor)
 

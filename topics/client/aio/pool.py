@@ -45,13 +45,14 @@ class AsyncPool(AsyncAbortable, httpcore2.AnyIOBackend):
     async def connect_tcp(self, *address: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
         """Connect and count the connection."""
         self.connections += 1
-        stream = await super().connect_tcp(*address, **options)
-        self._opened(stream)
+        stream = self._opened(await super().connect_tcp(*address, **options))
+        if self._is_aborted:
+            await stream.aclose()
         return stream
 
     async def close(self) -> None:
-        """Close all connections."""
-        self._closed()
+        """Close all connections. Calls that are waiting, and all later calls, fail."""
+        self.abort()
         if self._pid == os.getpid():
             await self._pool.aclose()
 

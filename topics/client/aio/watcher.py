@@ -54,7 +54,11 @@ class AsyncStreamer(AsyncCaller):
         return watches
 
     async def close(self) -> None:
-        """Close all watches and all connections."""
+        """Close all watches and all connections. Calls that are in progress, and all later calls,
+        raise `ClientClosed`. Stop workers first, because they settle their jobs over these
+        connections. Producers and publishers have their own connections and are closed separately.
+        """
+        self._closing.set()  # first, so that no watch opens a stream again
         for watch in [*self.opened]:
             await watch.close()
         await super().close()
@@ -113,7 +117,7 @@ class AsyncWatch:
 
     @property
     def _is_over(self) -> bool:
-        return self._stop.is_set() or not self.watching.topics
+        return self._stop.is_set() or self._client.is_closed or not self.watching.topics
 
     async def _next(self, until: float | None) -> values.Event | None:
         if self._handled is not None:
@@ -143,6 +147,7 @@ class AsyncWatch:
         if self._pid != os.getpid():  # the stream belongs to the parent process
             self._pid, self._stack = os.getpid(), None
         left_s = None if until is None else max(until - monotonic(), 0.0)
+        self._client.opened.add(self)  # before any wait, so that `close` of the client ends it
         try:
             shown = await self._stop.interrupts(self._receive, self._abort, left_s)
             if shown is None:
@@ -151,8 +156,10 @@ class AsyncWatch:
                 self._shown = shown
         except TopicsError as failure:
             await self._disconnect()
+            if self._is_over:
+                return
             pause_s = self._attempts.pause_after(failure)
-            self._client.opened.add(self)  # so that `close` of the client ends the pause
+            self._client.opened.add(self)
             self._client.report_pause(failure, pause_s)
             await self._stop.wait(pause_s if left_s is None else min(pause_s, left_s))
         except BaseException:  # a cancellation or Ctrl-C: an event may have been read in part
@@ -168,7 +175,10 @@ class AsyncWatch:
             if self._stack is None:
                 await self._connect()
             event = await anext(self._events, None)
-        except httpx2.RequestError as error:
+        except (httpx2.RequestError, RuntimeError) as error:
+            self._client.check_open()  # a closed httpx2 client raises RuntimeError
+            if isinstance(error, RuntimeError):
+                raise
             raise lost(error, self._client.target) from error
         if event is None:
             raise ended()
@@ -177,9 +187,9 @@ class AsyncWatch:
         return shown
 
     async def _connect(self) -> None:
+        self._client.check_open()
         path, headers = self.watching.request()
         self._stack = AsyncExitStack()
-        self._client.opened.add(self)
         source = await self._stack.enter_async_context(
             self._client.http.sse(
                 path, headers=headers, timeout=stream_timeouts(), max_event_size=EVENT_MAX_BYTES

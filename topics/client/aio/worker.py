@@ -170,6 +170,7 @@ class AsyncWorker(AsyncWorking):
 
     async def _claim(self) -> bool:
         """Claim jobs. Return whether the queue may have more jobs."""
+        self._client.check_open()  # jobs are settled over the connections of the client
         wait_s = 0.0 if self._drain else calls.WAIT_S
         call = calls.claim(self._queue, self.node, self._waiting, self._lease_s, wait_s)
         try:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import inf
-from time import monotonic, sleep
+from time import monotonic
 from typing import Self, TypeVar
 
 from topics.client.calls import ATTEMPT_MIN_S, FOREVER, LOG, Attempts, Call, Page, Retry
-from topics.client.errors import TopicsError
+from topics.client.errors import ClientClosed, ConnectionLost, TopicsError
 from topics.client.http import CONNECT_S
 from topics.client.settings import Target
 from topics.client.sync.pool import Pool
+from topics.client.threads import Stop
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Caller:
         self.target, self.node, self.timeout = target, node, timeout
         self.retry, self.retry_streams = retry or Retry(), retry or FOREVER
         self.connect_timeout, self._on_pause = min(timeout, connect_timeout), on_pause
-        self.pool = Pool(target, self.connect_timeout)
+        self.pool, self._closing = Pool(target, self.connect_timeout), Stop()
 
     def __enter__(self) -> Self:
         return self
@@ -41,12 +42,21 @@ class Caller:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Calls that are in progress, and all later calls, raise
+        `ClientClosed`.
+        """
+        self._closing.set()
         self.pool.close()
 
     def caller(self, *, timeout: float | None = None) -> Caller:
-        """Return a caller for the same server with one connection, whose calls may be aborted."""
+        """Return a caller for the same server with its own connections."""
+        self.check_open()
         caller = Caller(
             self.target,
             node=self.node,
@@ -55,7 +65,6 @@ class Caller:
             on_pause=self._on_pause,
         )
         caller.retry, caller.retry_streams = self.retry, self.retry_streams
-        caller.pool.is_abortable = True
         return caller
 
     def call(self, call: Call[T], *, until: float = inf, retry: Retry | None = None) -> T:
@@ -69,12 +78,22 @@ class Caller:
             except TopicsError as failure:
                 pause_s = attempts.pause_after(failure, is_repeatable=call.is_repeatable)
                 self.report_pause(failure, pause_s)
-            sleep(pause_s)
+            self._closing.wait(pause_s)
 
     def once(self, call: Call[T], *, until: float = inf) -> T:
         """Send a call once. Raises `TopicsError`."""
+        self.check_open()
         left_s = max(until - monotonic(), ATTEMPT_MIN_S)
-        return self.pool.send(call, min(self.timeout, left_s))
+        try:
+            return self.pool.send(call, min(self.timeout, left_s))
+        except ConnectionLost:
+            self.check_open()
+            raise
+
+    def check_open(self) -> None:
+        """Raise `ClientClosed` after `close`."""
+        if self.is_closed:
+            raise ClientClosed
 
     def report_pause(self, failure: TopicsError, pause_s: float) -> None:
         """Report a failed attempt to ``on_pause``, or log it."""

@@ -111,6 +111,7 @@ class Topics(Streamer):
         its first record, after a seq, or with the next new record (`TAIL`). With a ``cursor``, a
         topic starts at the cursor's position. Records of ``node`` are skipped.
         """
+        self.check_open()
         known = {} if cursor is None else cursor.positions
         return Watch(self, WatchState(topics, node or self.node, known), cursor)
 

@@ -46,13 +46,14 @@ class Pool(Abortable, httpcore2.SyncBackend):
     def connect_tcp(self, *address: Any, **options: Any) -> httpcore2.NetworkStream:
         """Connect and count the connection."""
         self.connections += 1
-        stream = super().connect_tcp(*address, **options)
-        self._opened(stream)
+        stream = self._opened(super().connect_tcp(*address, **options))
+        if self._is_aborted:
+            stream.close()
         return stream
 
     def close(self) -> None:
-        """Close all connections."""
-        self._closed()
+        """Close all connections. Calls that are waiting, and all later calls, fail."""
+        self.abort()
         if self._pid == os.getpid():
             self._pool.close()
 
