@@ -86,6 +86,13 @@ def test_a_setting_that_is_not_a_plain_number_prevents_the_start(text: str) -> N
     )
 
 
+def test_an_empty_setting_counts_as_absent_if_the_default_is_not_set() -> None:
+    empty = ("FENCE", "API_KEYS_FILE", "ALLOWED_HOSTS", "CORS_ORIGINS", "TRUSTED_PROXIES")
+    given = {f"TOPICS_{name}": " " for name in empty}
+    assert Settings.from_environment(given) == Settings.from_environment({})
+    assert mistakes({"TOPICS_DATA_DIR": ""})
+
+
 def test_a_trusted_proxy_must_be_an_address_and_not_a_name() -> None:
     wrong = {"TOPICS_TRUSTED_PROXIES": "127.0.0.1,proxy.example"}
     assert "TOPICS_TRUSTED_PROXIES='127.0.0.1,proxy.example': must be" in "".join(

@@ -178,12 +178,16 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
-        """Read all known variables. Raise one `ConfigError` that lists all problems."""
+        """Read all known variables. Raise one `ConfigError` that lists all problems.
+
+        An empty variable of a setting whose default is "not set" counts as absent.
+        """
+        unset = {field.name for field in fields(cls) if field.default in (None, ())}
         given: dict[str, Any] = {}
         problems: list[Problem] = []
         for name, kind in get_type_hints(cls, include_extras=True).items():
             text = environ.get(variable_of(name))
-            if text is None:
+            if text is None or (name in unset and not text.strip()):
                 continue
             try:
                 given[name] = _parse(kind, text.strip())

@@ -74,6 +74,13 @@ def test_a_file_that_is_no_backup_is_refused_with_one_line(
     assert not [*tmp_path.glob("*data*")]
 
 
+def test_a_directory_that_is_no_standby_is_refused(topics: Run, tmp_path: Path) -> None:
+    done = topics("restore", str(tmp_path), "new")
+    assert (done.code, done.err) == (2, f"topics: {tmp_path} is a directory, but not a standby\n")
+    done = topics("restore", f"{tmp_path}@x", "new")
+    assert (done.code, "'x' is not the number of a generation" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize("number", ENDING)
 def test_an_interrupted_backup_leaves_no_file(
     topics: Run, client: Topics, filled: str, tmp_path: Path, number: signal.Signals

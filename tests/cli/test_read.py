@@ -134,6 +134,13 @@ def test_a_reverse_read_returns_the_records_and_gaps_of_a_forward_read(
     assert len(backwards) > 2500
 
 
+def test_the_last_records_are_counted_without_deleted_ones(
+    topics: Run, client: Topics, filled: str
+) -> None:
+    client.topic(filled).delete(tag="us:4")
+    assert seqs(topics("read", filled, "--from", "-2").objects) == [3, 5]
+
+
 def test_a_reverse_read_reports_a_gap_after_the_records_above_it(topics: Run, capped: str) -> None:
     *rest, lost = topics("read", capped, "--reverse").objects
     assert seqs(rest) == [5, 4]

@@ -138,6 +138,12 @@ def test_a_promoted_copy_continues_and_reports_the_lost_seqs(
         page = ok(api.diff("orders", from_seq=101))
         assert page["tombstone"]["gap_from"] == 102
         assert [record["data"] for record in page["records"]] == ["new"]
+        # The skipped seqs do not count as the last records.
+        newest = topics("read", "orders", "--reverse", "-n", "2", "--url", url_of(server)).objects
+        assert [each.get("data", "lost") for each in newest] == ["new", "lost", 99]
+        assert newest[1]["tombstone"]["gap_from"] == 101
+        last = topics("read", "orders", "--from", "-2", "--url", url_of(server)).objects
+        assert last == newest[::-1]
         # A repeated promotion must not stop the new server, which has locked the directory.
         again = topics("standby", "promote", str(copy))
         assert again.code == 0
@@ -279,6 +285,7 @@ def test_a_server_without_the_copied_data_is_refused(
     with Server(tmp_path / "empty", shards=2, port=source.address[1]):
         refused = topics("--json", "standby", "run", str(copy), "--once")
         assert (refused.code, refused.error["code"]) == (ExitCode.FAILED, "source_older")
+        assert "the server was restarted since then" in topics("standby", "status", str(copy)).out
         assert topics("standby", "run", str(copy), "--once", "--accept-older").code == 0
     assert topics("--json", "standby", "status", str(copy)).objects[0]["generations"] == [1, 2]
 

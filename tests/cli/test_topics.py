@@ -117,6 +117,15 @@ def test_create_does_not_change_an_existing_topic(topics: Run, client: Topics, n
     assert topics("create", name, "--queue").code == 1
 
 
+def test_create_reports_queue_fields_of_a_log(topics: Run, client: Topics, name: str) -> None:
+    options = ("--set", "max_deliveries=5")
+    assert (
+        f"max_deliveries: not used, because {name} is a log" in topics("create", name, *options).err
+    )
+    assert "not used" not in topics("create", f"{name}-q", "--queue", *options).err
+    assert "not used" not in topics("create", f"{name}-q", *options).err
+
+
 def test_a_config_can_be_shown_changed_and_changed_in_a_dry_run(
     topics: Run, client: Topics, name: str
 ) -> None:

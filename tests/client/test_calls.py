@@ -44,6 +44,8 @@ def test_an_error_response_of_a_proxy_raises_an_error() -> None:
     error = error_of(502, {"retry-after": "3"}, b"<html>Bad \xff Gateway</html>")
     assert (type(error), error.code, error.retry_after_s) == (Unavailable, "http_502", 3.0)
     assert "Bad" in error.message
+    page = error_of(404, {}, b"<!DOCTYPE html>\n<html>" + b"x" * 9999)
+    assert page.message == "the response is not from a topics server: <!DOCTYPE html>"
     assert error_of(418, {}, b"").message
 
 

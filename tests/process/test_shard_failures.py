@@ -120,7 +120,7 @@ def test_a_shard_with_damaged_data_stays_down_while_the_others_serve(server: Ser
     assert damage["path"] == str(log)
     assert isinstance(damage["offset"], int)
     assert f"topics repair --dry-run {server.data_dir}" in damage["repair"]
-    assert started.event("ready", 20)["damaged"] == [1]
+    assert started.event("ready with damaged shards", 20)["damaged"] == [1]
     with Api(server.address) as api:
         unready(api.append(TOPICS[1], 2), "damaged")
         unready(api.diff(TOPICS[1]), "damaged")

@@ -72,7 +72,7 @@ def test_a_shard_with_damaged_data_stays_down_and_the_others_serve(
         family.url = family.wait_for("listening")["url"]
         given_up = family.wait_for("damaged shard not restarted")
         assert (given_up["child"], given_up["level"]) == ("shard 1", "critical")
-        assert family.wait_for("ready")["damaged"] == [1]
+        assert family.wait_for("ready with damaged shards")["damaged"] == [1]
         seen = systemd.until("STATUS=serving, 1 of 2 shards; shard 1 is damaged, see the log")
         assert "READY=1" in seen
         os.kill(family.pids()["shard 0"], signal.SIGKILL)

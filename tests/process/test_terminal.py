@@ -48,6 +48,10 @@ def plain() -> LineRenderer:
             {"event": "disk full", "process": "shard 1", "path": "/d"},
             "shard 1 disk full: path /d",
         ),
+        (
+            {"event": "shard recovered", "process": "shard 0", "topics": 3},
+            "shard 0 recovered: topics 3",
+        ),
         ({"event": "start failed", "reason": "no room"}, "start failed: no room"),
         (
             {"event": "killing", "killed": ["a", "b"], "uptime_s": 2, "some_bytes": 3, "s": 4},
@@ -89,11 +93,11 @@ def test_routine_events_are_omitted_at_a_terminal(
 def test_the_last_line_of_a_start_shows_the_url_and_the_data_directory(plain: LineRenderer) -> None:
     line = rendered(plain, **LISTENING, data_dir=str(Path.cwd() / "data"))
     assert line == "info     starting  http://h:1  2 shards, no keys"
-    ready = rendered(plain, event="ready", topics=1, damaged=[])
+    ready = rendered(plain, event="ready", topics=1)
     assert ready == "info     ready  http://h:1  data data (1 topic)"
     keys = {"auth": "keys", "keys": 3, "data_dir": "/else"}
     assert rendered(plain, **{**LISTENING, **keys}).endswith("2 shards, 3 keys")
-    ready = rendered(plain, event="ready", topics=0, damaged=[1])
+    ready = rendered(plain, event="ready with damaged shards", topics=0, damaged=[1])
     assert ready.endswith("data /else (0 topics), shard 1 is damaged")
 
 
@@ -151,6 +155,7 @@ def test_a_start_at_a_terminal_ends_with_the_ready_line(tmp_path: Path) -> None:
     finally:
         server.process.send_signal(signal.SIGINT)
     server.until("Ctrl-C: the server stops")
+    server.until("stopped: exit code 0")
     assert server.end() == 0
 
 

@@ -121,9 +121,11 @@ def append(
     A file is appended only once: its records get idempotency keys made from their content, so a
     second run appends nothing, and a run after an interruption continues. This holds while the
     topic stores the keys (idempotency_window_ms: 7 days if this command creates the topic,
-    otherwise 2 minutes by default), even if the records were deleted. If a file has grown, up to
-    1,000 records before the new ones are appended again. --again or another --key-prefix appends
-    the entire file again.
+    otherwise 2 minutes by default), even if the records were deleted. --again or another
+    --key-prefix appends the entire file again.
+
+    If a file has grown, up to 1,000 records before the new ones are appended again. To avoid this,
+    append new records from a new file, or from a pipe (tail -f).
 
     If none of -f, --key and --key-prefix is given, records from a pipe are appended as they are
     read, and each run appends them again. If a line is invalid, the lines before it are appended
@@ -268,6 +270,8 @@ class Records:
             hint = "--as lines appends text"
             if text in (b"[", b"{"):
                 hint = "each value must be one line, as jq -c . prints it"
+            if text == b"-":
+                hint = "-f - reads stdin"
             raise BadLine(f"not JSON: {reason}; {hint}") from None
         except RecursionError:
             raise BadLine("nested too deeply") from None

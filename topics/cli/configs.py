@@ -262,6 +262,9 @@ def create(shell: Shell, kind: Kind, name: str, fields: Config) -> ExitCode:
     shell.print_note(
         f"created {kind} {name}" if is_new else f"{kind} {name} already exists with this config"
     )
+    unused = [field for field in fields if field in QUEUE_FIELDS]
+    if unused and wanted.new and wanted.new["type"] == "log":
+        shell.print_note(f"{', '.join(unused)}: not used, because {name} is a log, not a queue")
     return ExitCode.DONE
 
 

@@ -54,7 +54,8 @@ class ServerState(NamedTuple):
 # Checks of a server
 
 STATES: Final = {
-    "damaged": "its log cannot be read: topics verify DIR, then restore a backup, or topics repair",
+    "damaged": "its log cannot be read: topics verify DIR, then restore a backup, or topics repair"
+    " DIR",
     "read_only": "a write to its disk failed: check the log and the disk, then restart the server",
     "directory_lost": "move its data directory back, or restart it on the current directory",
     "no_room": "the disk is full: delete files or records, then it continues automatically",
@@ -238,6 +239,8 @@ def doctor(shell: Shell, data_dir: Path | None) -> ExitCode:
 
 def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, list[Finding]]]:
     """Yield the name of each check, the message if it finds nothing, and its findings."""
+    usual = Path(os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir)
+    directory = data_dir or (usual if usual.is_dir() else None)
     with shell.client() as client:
         try:
             server = ServerState(client, client.call(calls.metrics()), readiness(client))
@@ -247,12 +250,14 @@ def _results(shell: Shell, data_dir: Path | None) -> Iterator[tuple[str, str, li
         else:
             yield "server", f"{client.target.url} responds.", []
             for check in SERVER_CHECKS:
-                yield check.__name__, check.__doc__ or "", [*check(server)]
-    usual = Path(os.environ.get("TOPICS_DATA_DIR") or Settings().data_dir)
-    directory = data_dir or (usual if usual.is_dir() else None)
+                findings = [
+                    Finding(what, fix.replace(" DIR", f" {directory or 'DIR'}"))
+                    for what, fix in check(server)
+                ]
+                yield check.__name__, check.__doc__ or "", findings
     if directory is None:
         shell.print_note(
-            "no data directory found; on the machine of the server, --data-dir specifies it"
+            "the data directory was not checked; on the server's machine, name it with --data-dir"
         )
         return
     for local in MACHINE_CHECKS:

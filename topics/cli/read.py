@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase, translate
-from itertools import chain
+from itertools import chain, groupby, islice
 from queue import Empty, Queue
 from threading import Thread
 from time import sleep
@@ -126,7 +126,7 @@ def read(
         states = [_ended(client, state, until) for state in states_of(client, topics)]
         output.is_named = len(states) > 1
         starts: dict[str, int] = {
-            state.name: _start(client, state, first, since) for state in states
+            state.name: _start(shell, client, state, first, since) for state in states
         }
         if follow:
             _follow(shell, client, topics, starts, output)
@@ -171,7 +171,7 @@ def tail(shell: Shell, /, topics: tuple[str, ...], last: int, **shape: Any) -> N
         starts: dict[str, Start] = dict.fromkeys(names, TAIL)
         if last:
             states = [client.topic(name).state() for name in names]
-            starts = {state.name: _start(client, state, -last, None) for state in states}
+            starts = {state.name: _start(shell, client, state, -last, None) for state in states}
         _follow(shell, client, topics, starts, output)
 
 
@@ -191,27 +191,39 @@ def _backwards(
 ) -> Iterator[list[Event]]:
     """Yield the events of a topic after a seq, newest first, by windows of seqs.
 
-    The window grows while it contains no records, because ranges of seqs may have been deleted. It
-    shrinks when records are found.
+    The window grows while it contains no records, because ranges of seqs may have been deleted or
+    lost. It shrinks when records are found.
     """
     size = least = min(limit or calls.PAGE, calls.PAGE)
     high, end = state.head_seq, max(after, state.earliest_seq - 1)
-    is_lost = after < end  # records before the first one may have been lost
+    lost: list[Event] = []  # the lost range at the start of the last window
     while high > end:
         low = max(high - size, end)
         window = msgspec.structs.replace(state, head_seq=high)
-        if size > least and any(pages(shell, client, window, low, 1)):
+        if size > least and _records(pages(shell, client, window, low, 1)):
             size = max(size // 2, least)
             continue
         found = [*chain.from_iterable(pages(shell, client, window, low, high - low))]
-        yield [each for each in reversed(found) if isinstance(each, Record)]
-        if found and not isinstance(found[0], Record):  # records were lost in the meantime
-            is_lost = True
-            break
-        size, high = size if found else 2 * size, low
-    if is_lost:
+        # A lost range that starts before the last window is found again, with more seqs.
+        if _ends(lost) - _ends(found):
+            yield lost
+        lost = found[:1] if found and isinstance(found[0], Tombstone) else []
+        for _, events in groupby(reversed(found[len(lost) :]), type):
+            yield [*events]
+        size, high = size if _records([found]) else 2 * size, low
+    if after < end:  # records before the first one may have been lost
         first = next(pages(shell, client, state, after, 1), [])
-        yield [each for each in first if not isinstance(each, Record)]
+        lost = [each for each in first if not isinstance(each, Record)]
+    yield lost
+
+
+def _records(found: Iterable[list[Event]]) -> list[Record]:
+    return [each for each in chain.from_iterable(found) if isinstance(each, Record)]
+
+
+def _ends(events: list[Event]) -> set[int]:
+    """Return the last seqs of the lost ranges."""
+    return {each.gap_to for each in events if isinstance(each, Tombstone)}
 
 
 def states_of(client: Topics, names: Iterable[str]) -> list[TopicState]:
@@ -243,12 +255,18 @@ def _ended(client: Topics, state: TopicState, until: datetime | None) -> TopicSt
     return msgspec.structs.replace(state, head_seq=last)
 
 
-def _start(client: Topics, state: TopicState, first: int | None, since: datetime | None) -> int:
+def _start(
+    shell: Shell, client: Topics, state: TopicState, first: int | None, since: datetime | None
+) -> int:
     """Return the seq after which to start."""
     if since is not None:
         return client.topic(state.name).since(since)
-    if first is not None and first < 0:  # do not report a loss before the last records
-        return max(state.head_seq + first, state.earliest_seq - 1)
+    if first is not None and first < 0:
+        # Seqs may have been deleted or lost. Do not report a loss before the last records.
+        found = (_records([events]) for events in _backwards(shell, client, state, 0, -first))
+        records = chain.from_iterable(found)
+        oldest = next(islice(records, -first - 1, None), None)
+        return (oldest.seq if oldest else state.earliest_seq) - 1
     return max(min((first or 1) - 1, state.head_seq), 0)
 
 

@@ -159,6 +159,8 @@ def _backup(source: str) -> Iterator[Any]:
             raise InvalidInput(f"{directory} has no intact generation")
         yield partial(copy.unpack, found, link=False)
         return
+    if Path(source).is_dir():
+        raise InvalidInput(f"{source} is a directory, but not a standby")
     try:
         opened = click.open_file(source, "rb")
     except OSError as error:
@@ -168,11 +170,15 @@ def _backup(source: str) -> Iterator[Any]:
 
 
 def parse_generation(source: str) -> tuple[Path, int | None]:
-    """Split DIR[@GENERATION]. The number is None if ``source`` has none."""
+    """Split DIR[@GENERATION]. The number is None if ``source`` has none. Raise `InvalidInput`."""
     directory, _, number = source.rpartition("@")
-    if Path(source).is_dir() or not (directory and number.isascii() and number.isdigit()):
+    if Path(source).exists() or not directory:
         return Path(source), None
-    return Path(directory), int(number)
+    if number.isascii() and number.isdigit():
+        return Path(directory), int(number)
+    if Path(directory).is_dir():
+        raise InvalidInput(f"{source}: {number!r} is not the number of a generation")
+    return Path(source), None
 
 
 @contextmanager

@@ -92,11 +92,13 @@ class Figures:
 @standby.command("run")
 @DIRECTORY
 @click.option(
-    "--every", type=units.Duration(least=100), default="5s", help="Interval between rounds."
-)
+    "--every", type=units.Duration(least=100), default="5s", show_default=True,
+    help="Interval between rounds.",
+)  # fmt: skip
 @click.option(
-    "--keep", type=click.IntRange(1), default=KEEP_DEFAULT, help="Number of generations to keep."
-)
+    "--keep", type=click.IntRange(1), default=KEEP_DEFAULT, show_default=True,
+    help="Number of generations to keep.",
+)  # fmt: skip
 @click.option("--once", is_flag=True, help="Perform one round and exit; for cron.")
 @click.option(
     "--rate", type=units.BYTES, metavar="BYTES", help="Receive at most this number of bytes/s."
@@ -316,7 +318,10 @@ def status(shell: Shell, directory: Path, max_age: int | None, verify: bool) -> 
             click.echo(f"newest       {newest.number}, {units.duration(_age_ms(newest))} old")
             oldest = units.duration(_age_ms(intact[0]))
             click.echo(f"oldest       {intact[0].number}, {oldest} old")
-            click.echo(f"lacks        {'unknown' if behind is None else _lacks(behind)}")
+            lacks = "unknown" if behind is None else _lacks(behind)
+            if behind is None and newest.counters and counters:
+                lacks += ", because the server was restarted since then"
+            click.echo(f"lacks        {lacks}")
         if len(numbers) > len(intact):
             click.echo(f"damaged      {len(numbers) - len(intact)}")
         for file in damaged:

@@ -125,10 +125,9 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsErro
     try:
         error = msgspec.json.decode(body, type=_Envelope).error
     except msgspec.MsgspecError:
-        text = " ".join(body[:200].decode("utf-8", "replace").split())
-        error = _Error(
-            f"http_{status}", text or "a response that does not come from a topics server"
-        )
+        first, *_ = body[:200].decode("utf-8", "replace").strip().splitlines() or [""]
+        text = "the response is not from a topics server" + (first and f": {first}")
+        error = _Error(f"http_{status}", text)
     kind = Unavailable if status >= 500 else _CLASSES.get(status, Invalid)
     failure = kind(
         error.message,

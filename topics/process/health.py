@@ -100,7 +100,10 @@ class Health:
         shards = [shard.id.index for shard in self._family.shards]
         damaged = [shard.id.index for shard in self._family.shards if shard.is_damaged]
         topics = sum(self._board.shard(index).topics for index in shards)
-        log.info("ready", topics=topics, damaged=damaged)
+        if damaged:
+            log.error("ready with damaged shards", topics=topics, damaged=damaged)
+        else:
+            log.info("ready", topics=topics)
 
     def _extend_start(self, now: float) -> None:
         """Extend systemd's start timeout while the replays make progress."""

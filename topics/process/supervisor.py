@@ -96,6 +96,7 @@ class Supervisor:
                 for child, pid, wait_status in self._family.reap():
                     self._on_death(child, pid, wait_status)
                 self._shutdown.advance()
+            log.info("stopped", exit_code=int(self._exit_code))
             return self._exit_code
         finally:
             # This also runs after an exception. No child may survive its supervisor, because the

@@ -41,6 +41,7 @@ class LineRenderer:
             "file limit set": lambda _: None,
             "listening": self._listening,
             "ready": self._ready,
+            "ready with damaged shards": self._ready,
             "signal received": self._signal,
             "process started": lambda event: None if event["spawns"] == 1 else _render_event(event),
             "process ended": lambda event: (
@@ -58,7 +59,7 @@ class LineRenderer:
         if text is None:
             raise structlog.DropEvent
         if event["process"] != "supervisor":
-            text = f"{event['process']} {text}"
+            text = f"{event['process']} {text.removeprefix('shard ')}"
         now = self._colored(f"{datetime.now(UTC).astimezone():%H:%M:%S}", DIM)
         line = f"{now} {self._colored(level.ljust(8), COLORS.get(level, 0))} {text}"
         return f"{line}\n{event['exception']}" if "exception" in event else line
@@ -78,7 +79,7 @@ class LineRenderer:
     def _ready(self, event: Event) -> str:
         count = event["topics"]
         topics = "1 topic" if count == 1 else f"{count} topics"
-        damaged = "".join(f", shard {number} is damaged" for number in event["damaged"])
+        damaged = "".join(f", shard {number} is damaged" for number in event.get("damaged", ()))
         return f"ready  {_shown(self._url)}  data {_shown(self._data_dir)} ({topics}){damaged}"
 
     def _signal(self, event: Event) -> str:

@@ -38,8 +38,9 @@ def check_fence(fence: Path, directory: Path, promotions: int) -> None:
     if found is not None and found.promotions > promotions:
         raise Fenced(
             f"{directory} is a former source: {found.directory} on {found.host} was promoted"
-            f" ({fence} has promotion {found.promotions}, this directory {promotions}); make it a"
-            " standby of the new server, or remove the file to start two diverging servers"
+            f" ({fence} has promotion {found.promotions}, this directory {promotions}); start"
+            " a standby of the new server in an empty directory. Without the file, both servers"
+            " would start, and their data would diverge"
         )
     if found is None or found.promotions < promotions:
         replace_file(fence, msgspec.json.encode(_entry(directory, promotions)))
@@ -56,8 +57,9 @@ def announce_promotion(fence: Path, directory: Path, promotions: int) -> None:
     if found is not None and found.promotions >= promotions and found != own:
         raise Fenced(
             f"{found.directory} on {found.host} was promoted before ({fence} has promotion"
-            f" {found.promotions}, this one would be {promotions}); make {directory} a standby of"
-            " the new server, or remove the file to promote it anyway"
+            f" {found.promotions}, this one would be {promotions}); start a standby of the new"
+            " server in an empty directory. Without the file, both would be promoted, and their"
+            " data would diverge"
         )
     replace_file(fence, msgspec.json.encode(own))
 

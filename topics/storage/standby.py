@@ -156,7 +156,8 @@ class Standby:
         try:
             return msgspec.json.decode((self.path / "standby.json").read_bytes(), type=Origin)
         except (OSError, msgspec.MsgspecError) as error:
-            raise BadStandby(f"{self.path} is not a standby: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadStandby(f"{self.path} is not a standby (standby.json: {reason})") from error
 
     def lock(self) -> IO[str]:
         """Lock the directory for this process, until the returned file is closed.
