@@ -87,10 +87,11 @@ def test_a_setting_that_is_not_a_plain_number_prevents_the_start(text: str) -> N
 
 
 def test_an_empty_setting_counts_as_absent_if_the_default_is_not_set() -> None:
-    empty = ("FENCE", "API_KEYS_FILE", "ALLOWED_HOSTS", "CORS_ORIGINS", "TRUSTED_PROXIES")
+    empty = ("FENCE", "ALLOWED_HOSTS", "CORS_ORIGINS", "TRUSTED_PROXIES")
     given = {f"TOPICS_{name}": " " for name in empty}
     assert Settings.from_environment(given) == Settings.from_environment({})
     assert mistakes({"TOPICS_DATA_DIR": ""})
+    assert mistakes({"TOPICS_API_KEYS_FILE": ""})  # otherwise all clients would be accepted
 
 
 def test_a_trusted_proxy_must_be_an_address_and_not_a_name() -> None:

@@ -180,9 +180,11 @@ class Settings:
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
         """Read all known variables. Raise one `ConfigError` that lists all problems.
 
-        An empty variable of a setting whose default is "not set" counts as absent.
+        An empty variable of a setting whose default is "not set" counts as absent, except for the
+        key file: without it the server would accept all clients.
         """
         unset = {field.name for field in fields(cls) if field.default in (None, ())}
+        unset.discard("api_keys_file")
         given: dict[str, Any] = {}
         problems: list[Problem] = []
         for name, kind in get_type_hints(cls, include_extras=True).items():
