@@ -75,6 +75,24 @@ def test_a_log_file_without_a_header_may_have_contained_any_later_seqs(
     client.kill()
 
 
+@pytest.mark.parametrize("is_only", [True, False])
+def test_a_damaged_checkpoint_that_startup_does_not_need_is_set_aside(
+    tmp_path: Path, is_only: bool
+) -> None:
+    for _ in range(1 if is_only else 2):
+        client = Client(tmp_path)
+        client.append("a", "x")
+        before = seen(client)
+        client.stop()
+    *_, path = kinds(tmp_path)["checkpoint .ckpt"]
+    path.write_bytes(b"hello")
+    source = "startup replays the entire log" if is_only else "another one is intact"
+    assert repaired(tmp_path) == [f"{path}: incomplete checkpoint; {source}, no record is lost"]
+    assert not findings(tmp_path)
+    assert path.with_name(path.name + ".damaged").read_bytes() == b"hello"
+    assert seen_once(tmp_path) == before
+
+
 @pytest.mark.parametrize("part", ["magic", "size", "checksum", "salt"])
 def test_a_log_file_with_a_damaged_header_is_identified_by_its_name_and_first_frame(
     tmp_path: Path, part: str

@@ -43,7 +43,6 @@ from topics.storage.disk import (
     sync_directory,
     write_all,
 )
-from topics.storage.file_names import CHECKPOINT, own_files
 from topics.storage.mapped_file import CANNOT_READ, MappedFile
 from topics.storage.recovery.log_repair import (
     CannotRepair,
@@ -83,18 +82,17 @@ class ShardRepair(RepairPlan):
         try:
             for path in (*logs, *blobs):  # a file with a different version is not damaged
                 check_version(path)
-            intact = {each.path for each in checkpoints.intact_checkpoints(folder)}
+            intact = checkpoints.intact_checkpoints(folder)
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
-        damaged = [path for path in own_files(folder, CHECKPOINT) if path not in intact]
-        # Startup uses an intact checkpoint. If there is none, it needs the log from its first frame
-        # on. Damaged checkpoints are not needed if another one is intact.
-        if intact:
-            self.damaged_files += damaged
-            self.lines += [
-                f"{path}: incomplete checkpoint; another one is intact, no data is lost"
-                for path in damaged
-            ]
+        # Damaged checkpoints are not needed. Startup uses an intact checkpoint. If there is none,
+        # recovery refuses a log that does not begin with its first frame.
+        self.damaged_files += checkpoints.damaged_checkpoints(folder, intact)
+        source = "another one is intact" if intact else "startup replays the entire log"
+        self.lines += [
+            f"{path}: incomplete checkpoint; {source}, no record is lost"
+            for path in self.damaged_files
+        ]
         # Each pass reads the images of the earlier passes and replaces the first damage that
         # recovery rejects. The passes end, because `_refuse_repeated` raises an error if the same
         # damage is found twice.
@@ -102,7 +100,7 @@ class ShardRepair(RepairPlan):
             pass
         # Also plan the repair for the older checkpoint, so that startup can still fall back to it.
         if len(intact) > 1:
-            self._plan_older(sorted(intact)[-2])
+            self._plan_older(intact[1].path)
         for path in blobs:
             if path not in self.damaged_files:
                 try:
