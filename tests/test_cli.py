@@ -326,7 +326,7 @@ def test_a_repair_reports_the_loss_before_it_runs_and_then_finds_no_damage(tmp_p
     assert (done.returncode, done.stdout) == (ExitCode.DONE, "nothing to repair\n")
     done = run(MODULE, "verify", str(path))
     assert done.returncode == ExitCode.DONE
-    assert done.stdout.endswith(", no damage, 1 damaged files kept as *.damaged\n")
+    assert done.stdout.endswith(", no damage, 1 damaged file kept as *.damaged\n")
 
 
 def test_a_repair_refuses_damage_that_only_a_backup_can_fix(tmp_path: Path) -> None:

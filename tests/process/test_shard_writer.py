@@ -128,3 +128,23 @@ def test_a_sigterm_stops_a_shard_in_order_with_a_last_checkpoint(
     progress = StartProgress(lambda _share: None)
     newest, *_ = checkpoints.intact_checkpoints(open_folders(tmp_path, 0, progress).checkpoint)
     assert newest.clean
+
+
+def test_a_start_without_a_damaged_checkpoint_logs_the_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(_loop: ShardLoop, _links: object, _stop: trio.Event) -> None: ...
+
+    monkeypatch.setattr(ShardLoop, "run", run)
+    folders = Folders.under(tmp_path, 0)
+    shard_writer.main(Settings(shards=1), folders, Board(1), [], 0)
+    # An unfinished checkpoint is not damage.
+    (folders.checkpoint / f"{2:016x}.ckpt.tmp").write_bytes(b"unfinished")
+    with capture_logs() as logged:
+        shard_writer.main(Settings(shards=1), folders, Board(1), [], 0)
+    assert [line["event"] for line in logged] == ["shard recovered"]
+    (damaged := folders.checkpoint / f"{2:016x}.ckpt").write_bytes(b"hello")
+    with capture_logs() as logged:
+        shard_writer.main(Settings(shards=1), folders, Board(1), [], 0)
+    (line,) = [line for line in logged if line["event"] == "data damaged"]
+    assert (line["log_level"], line["path"]) == ("error", str(damaged))

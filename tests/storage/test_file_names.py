@@ -130,4 +130,4 @@ def test_verify_lists_foreign_files_and_reports_no_damage(
         output = capsys.readouterr().out
         if command == "verify":
             assert "x-copy.wal: foreign name, ignored" in output
-            assert "no damage, 1 foreign names" in output
+            assert "no damage, 1 foreign name" in output

@@ -50,7 +50,7 @@ def test_the_verify_command_reports_its_findings(data: Path) -> None:
     done = topics("verify", str(data))
     assert (done.returncode, done.stdout) == (
         3,
-        f"{path}, offset 4096: records are damaged\n5 files, 1 findings\n",
+        f"{path}, offset 4096: records are damaged\n5 files, 1 finding\n",
     )
     directory = DataDirectory(data, shards=1)
     done = topics("verify", str(data))

@@ -141,7 +141,7 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
         "bytes": sum(member.size for member in found.members),
     }
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found.created_ms / 1000))
-    shell.done(summary, f"{directory}: as of {when} UTC, {summary['files']} files")
+    shell.done(summary, f"{directory}: as of {when} UTC, {_counted(summary['files'], 'file')}")
 
 
 @contextmanager
@@ -282,12 +282,15 @@ def _verify(directory: Path) -> ExitCode:
             foreign += isinstance(found, Foreign)
             sys.stdout.write(f"{found}\n")
     kept = sum(1 for _ in directory.rglob(f"*{DAMAGED}"))
-    sys.stdout.write(
-        f"{files} files, {f'{findings} findings' if findings else 'no damage'}"
-        f"{f', {kept} damaged files kept as *{DAMAGED}' if kept else ''}"
-        f"{f', {foreign} foreign names' if foreign else ''}\n"
-    )
+    parts = [_counted(files, "file"), _counted(findings, "finding") if findings else "no damage"]
+    parts += [f"{_counted(kept, 'damaged file')} kept as *{DAMAGED}"] if kept else []
+    parts += [_counted(foreign, "foreign name")] if foreign else []
+    sys.stdout.write(f"{', '.join(parts)}\n")
     return ExitCode.DAMAGED if findings else ExitCode.DONE
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _repair(directory: Path, *, is_dry: bool) -> ExitCode:

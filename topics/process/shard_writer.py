@@ -115,6 +115,9 @@ def _recover(settings: Settings, folders: Folders, cells: ShardCells, index: int
         duration_s=round(time.monotonic() - began, 3),
         truncated_bytes=shard.cut_bytes,
     )
+    for path in shard.damaged_checkpoints:
+        reason = "is not a complete checkpoint; startup did not need it, no record is lost"
+        log.error("data damaged", path=str(path), offset=0, reason=reason)
     if not shard.boot:
         log.warning(
             "boot id unreadable",

@@ -353,6 +353,15 @@ def intact_checkpoints(folder: Path, heartbeat: Heartbeat = _no_heartbeat) -> li
     return [checkpoint for checkpoint in found if checkpoint is not None]
 
 
+def damaged_checkpoints(folder: Path, intact: Iterable[Checkpoint]) -> list[Path]:
+    """Return all checkpoints that are not in ``intact``.
+
+    They are damaged, because a checkpoint gets its name when it is complete.
+    """
+    paths = {each.path for each in intact}
+    return [path for path in own_files(folder, CHECKPOINT) if path not in paths]
+
+
 def _read_if_possible(path: Path, heartbeat: Heartbeat) -> Checkpoint | None:
     """Return the checkpoint, or None if the file is not intact or the disk cannot read it."""
     try:

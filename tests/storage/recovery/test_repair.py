@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ from topics.formats.disk.copies import Run
 from topics.formats.disk.frames import FrameKind
 from topics.storage import checkpoints
 from topics.storage.disk import Damaged
+from topics.storage.mapped_file import PAGE_BYTES, MappedFile
 from topics.storage.recovery.log_repair import CannotRepair
 from topics.storage.recovery.repair import ShardRepair
 from topics.storage.segments.segment_file import segment_path
@@ -73,6 +75,127 @@ def test_a_log_file_without_a_header_may_have_contained_any_later_seqs(
     assert seen(client).shown == without(before, "a", *range(first, 61))
     assert client.append("a", "next")[0] > 60
     client.kill()
+
+
+def _truncate(path: Path, at: int, *, is_extended: bool = False) -> None:
+    """Cut a file at the offset of its frame number ``at``. Extend it with zeros if requested."""
+    data = path.read_bytes()
+    kept = data[: frames_of(path)[at][0] + 40]
+    path.write_bytes(kept.ljust(len(data), b"\0") if is_extended else kept)
+
+
+@pytest.mark.parametrize("before_stop", [5, 60])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        partial(Path.write_bytes, data=b""),
+        partial(_truncate, at=0),  # before the checkpoint
+        partial(_truncate, at=0, is_extended=True),
+        partial(_truncate, at=-2),  # after the checkpoint
+    ],
+)
+def test_a_topic_continues_above_all_seqs_that_the_lost_end_of_the_log_may_contain(
+    tmp_path: Path, damage: Callable[[Path], None], before_stop: int
+) -> None:
+    client = Client(tmp_path, file_bytes=FILE_BYTES)
+    for number in range(before_stop):
+        client.append("a", "x" * 500, number)
+    client.stop()  # Writes a checkpoint
+    client = Client(tmp_path, file_bytes=FILE_BYTES)
+    for number in range(8):
+        client.append("a", "later", number)
+    before = seen(client).shown["a"]
+    client.kill()
+    damage(log_files(tmp_path)[-1])
+    lines = repaired(tmp_path)
+    assert "the end of the log is lost" in lines[-2]
+    assert 'topic "a": may have lost records after seq' in lines[-1]
+    assert not findings(tmp_path)
+    client = opened(tmp_path)
+    after = seen(client)
+    assert {*before} == {*after.shown["a"]} | (after.reported["a"] & {*before})
+    assert client.append("a", "next")[0] > max(before)
+    client.kill()
+
+
+def test_a_missing_newest_file_is_replaced_even_if_all_earlier_files_are_sealed(
+    tmp_path: Path,
+) -> None:
+    client = Sealer(tmp_path, file_bytes=FILE_BYTES)
+    fill(client, "a", rounds=30, size=300)
+    client.seal()  # Writes a checkpoint in the middle of the newest file
+    client.append("a", "later")
+    before = seen(client).shown["a"]
+    client.kill()
+    newest = log_files(tmp_path)[-1]
+    newest.unlink()
+    lines = repaired(tmp_path)
+    assert lines[0].startswith(f"{newest}: the log from")
+    assert 'topic "a": may have lost records after seq' in lines[-1]
+    assert not findings(tmp_path)
+    repaired_client = opened(tmp_path)
+    after = seen(repaired_client)
+    assert {*before} == {*after.shown["a"]} | (after.reported["a"] & {*before})
+    assert repaired_client.append("a", "next")[0] > max(before)
+    repaired_client.kill()
+
+
+@pytest.mark.parametrize(("page", "is_end_lost"), [(1, False), (3, True)])
+def test_an_unreadable_page_loses_the_end_of_the_log_only_if_no_frame_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int, is_end_lost: bool
+) -> None:
+    client = Client(tmp_path)
+    for _ in range(3):  # Each frame is longer than a page and ends in the next one
+        client.append("a", "x" * (PAGE_BYTES - 200))
+    client.kill()
+
+    def first_unreadable(file: MappedFile, start: int, end: int, *_: object) -> int | None:
+        is_image = isinstance(file.data.obj, bytearray)
+        return (
+            page * PAGE_BYTES if not is_image and start < (page + 1) * PAGE_BYTES <= end else None
+        )
+
+    def can_read(file: MappedFile, start: int, end: int) -> bool:
+        return first_unreadable(file, start, end) is None
+
+    monkeypatch.setattr(MappedFile, "first_unreadable", first_unreadable)
+    monkeypatch.setattr(MappedFile, "can_read", can_read)
+    repair = ShardRepair(tmp_path, 0, 1, START)
+    repair.plan()
+    assert any("the end of the log is lost" in line for line in repair.lines) == is_end_lost
+
+
+def test_nothing_is_skipped_if_the_last_frame_before_the_checkpoint_is_damaged(
+    tmp_path: Path,
+) -> None:
+    client = Client(tmp_path)
+    client.append("a", "x")
+    client.append("a", "y")
+    client.stop()
+    flip(log_files(tmp_path)[0], frames(tmp_path, FrameKind.APPEND)[-1][0] + 70)
+    assert repaired(tmp_path)[1:] == ['topic "a": seqs 2 to 2 are lost']
+    client = opened(tmp_path)
+    assert client.append("a", "next")[0] == 3
+    client.kill()
+
+
+@pytest.mark.parametrize("is_only", [True, False])
+def test_a_damaged_checkpoint_that_startup_does_not_need_is_set_aside(
+    tmp_path: Path, is_only: bool
+) -> None:
+    for _ in range(1 if is_only else 2):
+        client = Client(tmp_path)
+        client.append("a", "x")
+        before = seen(client)
+        client.stop()
+    *_, path = kinds(tmp_path)["checkpoint .ckpt"]
+    path.write_bytes(b"hello")
+    source = "startup replays the entire log" if is_only else "another one is intact"
+    assert repaired(tmp_path) == [f"{path}: incomplete checkpoint; {source}, no record is lost"]
+    assert not findings(tmp_path)
+    assert path.with_name(path.name + ".damaged").read_bytes() == b"hello"
+    assert seen_once(tmp_path) == before
 
 
 @pytest.mark.parametrize("part", ["magic", "size", "checksum", "salt"])

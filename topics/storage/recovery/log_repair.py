@@ -11,11 +11,14 @@ these two seqs, or if its checksum shows which bit has flipped. If the lost seqs
 unknown and the log has no later frame of this topic, the topic continues above all seqs that may
 have been assigned. Their number is bounded by the missing bytes and by the largest long append that
 any settings allow, because the settings at the time of the write are unknown.
+If the end of the log is lost, the number of missing bytes is unknown, too. Then each topic skips as
+many seqs as a LOST frame can count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +34,7 @@ from topics.formats.disk.frame_bodies import (
     lost_frame_bytes,
 )
 from topics.formats.disk.frames import (
+    ALIGNMENT,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     Frame,
@@ -50,7 +54,7 @@ from topics.formats.disk.wal import (
 )
 from topics.storage.disk import Damaged
 from topics.storage.recovery.blob_frames import frame_from
-from topics.storage.recovery.log_tail import DamagedLog
+from topics.storage.recovery.log_tail import DamagedLog, bytes_after
 from topics.storage.recovery.shard_recovery import ShardReader
 from topics.storage.wal.blobs import blob_of, blob_paths
 from topics.storage.wal.log_file import WalFile, log_name
@@ -97,6 +101,8 @@ class RepairPlan:
         ] = []  # damaged files that are no longer needed and must be renamed
         self.kept: list[Path] = []  # damaged files that other data may need and that stay in place
         self.lines: list[str] = []
+        # If the log ends below this LSN, an unknown number of frames is lost at its end.
+        self.lost_to: float = 0
 
     def image_of(self, file: WalFile) -> bytearray:
         """Return the image of a log file, whose bytes the caller may change."""
@@ -105,13 +111,17 @@ class RepairPlan:
         self.changed.add(file.path)
         return self.images[file.path][1]
 
-    def make_missing(self, folder: Path, base: int, end: int) -> None:
-        """Add the image of a new log file for the frames from ``base`` to ``end``."""
-        size = FILE_HEADER_BYTES + end - base
+    def make_missing(self, folder: Path, base: int, end: int) -> WalFile:
+        """Add the image of a new log file for the frames from ``base`` to ``end``.
+
+        A LOST frame at ``end`` also fits into the file.
+        """
+        size = FILE_HEADER_BYTES + end - base + FRAME_HEADER_BYTES
         header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
         path = folder / log_name(base)
         self.images[path] = header, bytearray(encode_file_header(header)).ljust(size, b"\0")
         self.changed.add(path)
+        return WalFile.of_image(path, *self.images[path])
 
     def add_damaged_file(self, path: Path, *, is_kept: bool) -> None:
         """Mark a damaged file that is not a log file. ``is_kept``: other data may need it."""
@@ -151,9 +161,9 @@ class LogRepair:
             raise CannotRepair(damage.path, damage.offset, damage.reason)
         # There are three cases: no file contains the LSN, the frame there is intact but
         # inconsistent with the state, or its bytes are damaged.
-        file = self._file(damage.first)
-        if file is None:
-            # No file has this LSN, so a file is missing.
+        file, checkpoint = self._file(damage.first), self._reader.checkpoint
+        if file is None or (checkpoint is not None and file.base < checkpoint.replay_from):
+            # No file that startup reads has this LSN, so a file is missing.
             self._fill_gap(damage)
             return
         header = self._intact(file, damage.first)
@@ -162,6 +172,10 @@ class LogRepair:
             self._drop(self._inconsistent_frames(header), damage.path, damage.reason)
             return
         end = self._end_of_damage(file, damage)
+        # If zeros reach from inside a frame to the end of the log, later frames may be lost, too.
+        used = bytes_after(file, damage.first)
+        if file is self._files[-1] and used <= end - damage.first - ALIGNMENT:
+            self._plan.lost_to = math.inf
         where = f"{file.path}, offset {file.offset(damage.first)}"
         # Rebuilt frames come first in the range, and one LOST frame fills the rest. The range
         # keeps its length, because the LSNs of all later frames must stay valid.
@@ -192,6 +206,17 @@ class LogRepair:
         )
         self._plan.make_missing(folder, damage.first, damage.end)
         # The next pass finds zeros in the image and puts a LOST frame there.
+
+    def lose_end(self, lsn: int) -> None:
+        """Put a LOST frame at the end of the log: each topic may have lost any number of seqs."""
+        folder = self._reader.folders.wal
+        file = self._file(lsn) or self._plan.make_missing(folder, lsn, lsn)
+        self._plan.lost_to = 0
+        self._plan.lines.append(
+            f"{file.path}, offset {file.offset(lsn)}: the end of the log is lost; it may have"
+            " contained records, topics and changes that are not listed here"
+        )
+        self._write(file, lsn, lsn + FRAME_HEADER_BYTES, [LostSeqs(0, 0, RECORDS_MAX)])
 
     def _file(self, lsn: int) -> WalFile | None:
         """Return the file that has space for a frame header at ``lsn``, or None."""

@@ -8,7 +8,7 @@ Otherwise the log is damaged.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,10 +80,10 @@ class LogReplay:
         Raise `Damaged` if frames are missing or inconsistent. If the log has no file, the error
         contains the path ``folder``.
         """
-        # The replay begins in the file that contains the first LSN to replay. Earlier files are
-        # kept for the older checkpoint.
+        # The first LSN to replay is the base of a file. Earlier files are kept for the older
+        # checkpoint.
         bases = [file.base for file in files]
-        first = max(bisect_right(bases, self._from_lsn) - 1, 0)
+        first = bisect_left(bases, self._from_lsn)
         lsn, rest_bytes = self._from_lsn, 0
         self._total_bytes = max(sum(file.size for file in files[first:]), 1)
         # Each file must begin where the file before it ends. The replay stops at the first frame

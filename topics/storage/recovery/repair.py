@@ -11,7 +11,7 @@ the remaining damage.
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import struct
 import time
 from pathlib import Path
@@ -19,13 +19,7 @@ from pathlib import Path
 from topics.engine.changes.start import settle_uncertain_head
 from topics.engine.now import Now
 from topics.formats.disk.blob import BadBlob
-from topics.formats.disk.frame_bodies import lost_frame
-from topics.formats.disk.frames import (
-    FRAME_HEADER_BYTES,
-    FrameHeader,
-    check_frame,
-    encode_frame,
-)
+from topics.formats.disk.frames import FRAME_HEADER_BYTES, FrameHeader, check_frame
 from topics.formats.disk.wal import (
     FILE_HEADER_BYTES,
     BadHeader,
@@ -43,14 +37,8 @@ from topics.storage.disk import (
     sync_directory,
     write_all,
 )
-from topics.storage.file_names import CHECKPOINT, own_files
-from topics.storage.mapped_file import CANNOT_READ, MappedFile
-from topics.storage.recovery.log_repair import (
-    CannotRepair,
-    LogRepair,
-    RepairPlan,
-    max_seqs,
-)
+from topics.storage.mapped_file import CANNOT_READ, PAGE_BYTES, MappedFile
+from topics.storage.recovery.log_repair import CannotRepair, LogRepair, RepairPlan
 from topics.storage.recovery.log_tail import DamagedLog
 from topics.storage.recovery.shard_recovery import ShardReader
 from topics.storage.start_progress import StartProgress
@@ -83,18 +71,17 @@ class ShardRepair(RepairPlan):
         try:
             for path in (*logs, *blobs):  # a file with a different version is not damaged
                 check_version(path)
-            intact = {each.path for each in checkpoints.intact_checkpoints(folder)}
+            intact = checkpoints.intact_checkpoints(folder)
         except Damaged as damage:
             raise CannotRepair(damage.path, damage.offset, damage.reason) from damage
-        damaged = [path for path in own_files(folder, CHECKPOINT) if path not in intact]
-        # Startup uses an intact checkpoint. If there is none, it needs the log from its first frame
-        # on. Damaged checkpoints are not needed if another one is intact.
-        if intact:
-            self.damaged_files += damaged
-            self.lines += [
-                f"{path}: incomplete checkpoint; another one is intact, no data is lost"
-                for path in damaged
-            ]
+        # Damaged checkpoints are not needed. Startup uses an intact checkpoint. If there is none,
+        # recovery refuses a log that does not begin with its first frame.
+        self.damaged_files += checkpoints.damaged_checkpoints(folder, intact)
+        source = "another one is intact" if intact else "startup replays the entire log"
+        self.lines += [
+            f"{path}: incomplete checkpoint; {source}, no record is lost"
+            for path in self.damaged_files
+        ]
         # Each pass reads the images of the earlier passes and replaces the first damage that
         # recovery rejects. The passes end, because `_refuse_repeated` raises an error if the same
         # damage is found twice.
@@ -102,7 +89,7 @@ class ShardRepair(RepairPlan):
             pass
         # Also plan the repair for the older checkpoint, so that startup can still fall back to it.
         if len(intact) > 1:
-            self._plan_older(sorted(intact)[-2])
+            self._plan_older(intact[1].path)
         for path in blobs:
             if path not in self.damaged_files:
                 try:
@@ -142,7 +129,7 @@ class ShardRepair(RepairPlan):
         repair = LogRepair(reader, reader.files, self)
         try:
             # A clean shutdown is not trusted, so that the blobs are verified completely.
-            reader.read(self._now, trusts_stop=False)
+            end, _ = reader.read(self._now, trusts_stop=False)
         except DamagedLog as damage:
             self._refuse_repeated(damage)
             repair.repair_damage(damage)
@@ -151,6 +138,9 @@ class ShardRepair(RepairPlan):
             repair.drop_dependent_frames(damage)
         # Recovery accepts the log.
         else:
+            if end.lsn < self.lost_to:
+                repair.lose_end(end.lsn)
+                return True
             self._describe_uncertain_heads(reader)
             if not age:
                 self._keep_blobs(reader)
@@ -204,8 +194,10 @@ class ShardRepair(RepairPlan):
         Return False if its frames cannot be read because the header is lost.
         """
         path = damage.path
+        is_newest = path == log_paths(path.parent, self.shard)[-1]
         # Unreadable pages are zeros in ``data``.
-        data = bytearray(MappedFile.of(path).salvage()[0])
+        found, unreadable = MappedFile.of(path).salvage()
+        data = bytearray(found)
         header = _header_of(path, data, self.shard)
         if path not in self._salvaged:
             self.lines.append(f"{path}, offset {damage.offset}: {damage.reason}")
@@ -213,33 +205,24 @@ class ShardRepair(RepairPlan):
         if header is None:
             # The header is lost. The frames cannot be checked without its seed.
             self.damaged_files += [] if path in self.damaged_files else [path]
-            if path.suffix != LOG or path != max(log_paths(path.parent, self.shard)):
+            if path.suffix != LOG or not is_newest:
                 return False  # the next file shows how many frames are missing
-            header, data = self._replacement_image(path, len(data), known_to)
+            # The checkpoint contains the frames below its LSN. All others are lost.
+            base = int(path.stem, 16)
+            self.make_missing(path.parent, base, max(base, known_to))
+            self.lost_to = math.inf
+            return True
+        if is_newest:
+            # The last frames may be in the part that was truncated or cannot be read.
+            is_truncated = header.size > len(data)
+            lost_to = header.size if is_truncated else sum(unreadable[-1:], PAGE_BYTES)
+            self.lost_to = header.base + lost_to - FILE_HEADER_BYTES
         # Restore the length of a truncated file with zeros, and write an intact header.
         data.extend(bytes(max(header.size - len(data), 0)))
         data[:FILE_HEADER_BYTES] = encode_file_header(header._replace(size=len(data)))
         self.images[path] = header, data
         self.changed.add(path)
         return True
-
-    def _replacement_image(
-        self, path: Path, size: int, known_to: int
-    ) -> tuple[FileHeader, bytearray]:
-        """Return an image that replaces the newest log file, whose frames cannot be read.
-
-        Its LOST frame is at ``known_to``, the LSN of the checkpoint. It states that any topic may
-        have lost as many seqs as the file can contain. The next pass fills the bytes before it.
-        """
-        base = int(path.stem, 16)
-        # The checkpoint contains everything before its LSN, so losses begin there.
-        lsn = max(base, known_to)
-        size = max(size, 2 * FILE_HEADER_BYTES + lsn - base)
-        header = FileHeader(self.shard, base, int.from_bytes(os.urandom(8), "little"), size)
-        lost = lost_frame([(0, 0, max_seqs(size))], FRAME_HEADER_BYTES)
-        chunks = encode_frame(lost, lsn, 0, header.seed)
-        data = bytearray(encode_file_header(header)).ljust(FILE_HEADER_BYTES + lsn - base, b"\0")
-        return header, (data + b"".join(map(bytes, chunks))).ljust(size, b"\0")
 
     def _keep_blobs(self, reader: ShardReader) -> None:
         """Keep the blobs of lost frames for the operator.
@@ -283,9 +266,10 @@ class ShardRepair(RepairPlan):
 
     def apply(self) -> None:
         """Make the planned changes. After an OSError, a later repair makes the remaining ones."""
-        # Replace the files in the order of the log. Each replacement is atomic, so an interrupted
-        # repair leaves a state that the next one can handle.
-        for path in sorted(self.changed):
+        # Each replacement is atomic, so an interrupted repair leaves a state that the next one can
+        # handle. The newest file is first, because it may be a new file that reports the loss of
+        # the log's end. The next repair could not detect that it is missing.
+        for path in sorted(self.changed, reverse=True):
             _, data = self.images[path]
             if path.exists():
                 # Keep the damaged file first, so that no step destroys the only copy.

@@ -66,6 +66,7 @@ class RecoveredShard:
     cut_bytes: int  # length of a removed torn tail
     # Startup frames for which the log had no space. They must precede all other frames.
     unwritten_frames: list[Frame]
+    damaged_checkpoints: list[Path]  # startup did not use them
 
 
 @contextlib.contextmanager
@@ -110,6 +111,7 @@ class ShardReader:
         # damaged and an older one is intact, because the log that the older one needs still exists.
         intact = checkpoints.intact_checkpoints(folders.checkpoint, progress.heartbeat)
         self.checkpoint = checkpoint = intact[age] if intact else None
+        self.damaged_checkpoints = checkpoints.damaged_checkpoints(folders.checkpoint, intact)
         # Keep the files that any intact checkpoint needs, even if only the older one needs them.
         self.kept = [
             CheckpointNeeds(each.replay_from, frozenset(each.segments)) for each in reversed(intact)
@@ -253,7 +255,7 @@ def recover(
     progress.report_share(1.0)
     return RecoveredShard(
         *(engine, wal, segments, folders, kept, absorbed),
-        *(boot, cut_bytes, unwritten),
+        *(boot, cut_bytes, unwritten, reader.damaged_checkpoints),
     )
 
 
