@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from topics.cli import units
 from topics.cli.shell import Failed, InvalidInput, Shell, command, group, pass_shell, secret
 from topics.errors import ExitCode
 from topics.imports import gc_frozen
@@ -141,7 +142,7 @@ def restore(shell: Shell, source: str, directory: Path, as_new: bool, damaged: b
         "bytes": sum(member.size for member in found.members),
     }
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found.created_ms / 1000))
-    shell.done(summary, f"{directory}: as of {when} UTC, {_counted(summary['files'], 'file')}")
+    shell.done(summary, f"{directory}: as of {when} UTC, {units.counted(summary['files'], 'file')}")
 
 
 @contextmanager
@@ -282,15 +283,12 @@ def _verify(directory: Path) -> ExitCode:
             foreign += isinstance(found, Foreign)
             sys.stdout.write(f"{found}\n")
     kept = sum(1 for _ in directory.rglob(f"*{DAMAGED}"))
-    parts = [_counted(files, "file"), _counted(findings, "finding") if findings else "no damage"]
-    parts += [f"{_counted(kept, 'damaged file')} kept as *{DAMAGED}"] if kept else []
-    parts += [_counted(foreign, "foreign name")] if foreign else []
+    parts = [units.counted(files, "file")]
+    parts += [units.counted(findings, "finding") if findings else "no damage"]
+    parts += [f"{units.counted(kept, 'damaged file')} kept as *{DAMAGED}"] if kept else []
+    parts += [units.counted(foreign, "foreign name")] if foreign else []
     sys.stdout.write(f"{', '.join(parts)}\n")
     return ExitCode.DAMAGED if findings else ExitCode.DONE
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _repair(directory: Path, *, is_dry: bool) -> ExitCode:

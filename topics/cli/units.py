@@ -24,9 +24,9 @@ def size(count: int) -> str:
     return f"{count} B" if not unit else f"{value:.3g} {SIZES[unit]}"
 
 
-def counted(records: int) -> str:
-    """Return a number of records as ``1 record`` or ``12,000 records``."""
-    return f"{records:,} record{'' if records == 1 else 's'}"
+def counted(count: int, noun: str = "record") -> str:
+    """Return a count as ``1 record`` or ``12,000 records``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def printable(text: str) -> str:
