@@ -15,6 +15,7 @@ import pytest
 from tests.spark.client.stub_server import Fault, StubServer
 from tests.support.proxies import certificate
 from topics.client import Retry
+from topics.client.threads import Stop
 from topics.spark.client.http import ADVICE, RequestError, TopicsClient
 
 BODY = b'{"create":false,"records":[{"data":1},{"data":2}]}'
@@ -26,7 +27,7 @@ NOT_READY = Fault(status=503, code="not_ready")
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the pauses of the client instead of sleeping."""
     recorded: list[float] = []
-    monkeypatch.setattr("topics.client.sync.caller.sleep", recorded.append)
+    monkeypatch.setattr(Stop, "wait", lambda _stop, pause_s: recorded.append(pause_s))
     return recorded
 
 
