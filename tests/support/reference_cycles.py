@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
 import signal
 import sys
 
@@ -35,11 +36,9 @@ NUMBERS = itertools.count(1)
 
 
 def _log_cycles(_signal: int, _frame: object) -> None:
-    print(
-        json.dumps({"event": f"cycles {next(NUMBERS)}", "kinds": found_cycles()}),
-        file=sys.stderr,
-        flush=True,
-    )
+    line = json.dumps({"event": f"cycles {next(NUMBERS)}", "kinds": found_cycles()})
+    # One write, so that no line of another process is inserted before the line end.
+    os.write(sys.stderr.fileno(), f"{line}\n".encode())
 
 
 def _instead_of_freezing() -> None:
