@@ -145,11 +145,11 @@ class SocketWriter(Writer):
         try:
             self.socket = self.socket or Socket(self.soak.server.address)
             fields = {"topic": self.topic, "records": records}
-            while (reply := self.socket.request("publish", "p", **fields)).get(
-                "code"
-            ) == "throttled":
+            reply = self.socket.request("publish", "p", **fields)
+            while reply.get("code") == "throttled":
                 self.soak.failed(Throttled(str(reply)))
                 sleep(RETRY_S)
+                reply = self.socket.request("publish", "p", **fields)
             assert reply["op"] == "ack", reply
         except BROKEN as error:
             self.disconnect()

@@ -235,7 +235,7 @@ def test_closing_the_client_ends_its_calls(url: str, name: str, backend: str) ->
 
             tasks.start_soon(watch)
             tasks.start_soon(claim)
-            await anyio.sleep(0.2)
+            await anyio.wait_all_tasks_blocked()
             with anyio.fail_after(10):
                 await client.close()
 

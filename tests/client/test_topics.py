@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -357,10 +358,23 @@ def test_closing_the_client_ends_its_calls_at_any_moment(url: str, name: str) ->
             assert failures[0] is None or isinstance(failures[0], ClientClosed)
 
 
+def test_closing_the_client_ends_a_tls_handshake_that_does_not_progress() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel accepts the connection
+        client = Topics(f"https://127.0.0.1:{listener.getsockname()[1]}")
+        with ThreadPoolExecutor() as threads:
+            call = threads.submit(client.topic("t").append, 1)
+            peer, _ = listener.accept()
+            with peer:
+                assert peer.recv(1)  # the handshake has begun
+                client.close()
+                assert isinstance(call.exception(5), ClientClosed)
+
+
 def test_a_closed_client_sends_nothing(url: str, name: str) -> None:
     client = Topics(url)
     client.topic(name).append(1)
     watch, queue = client.watch(name), client.queue(name)
+    worker = queue.worker()
     client.close()
     assert [*watch] == []
     for call in (
@@ -368,7 +382,8 @@ def test_a_closed_client_sends_nothing(url: str, name: str) -> None:
         lambda: client.watch(name),
         lambda: client.publisher(),
         lambda: client.topic(name).producer(),
-        lambda: queue.worker().run(print),
+        lambda: queue.worker(),
+        lambda: worker.run(print),
     ):
         with pytest.raises(ClientClosed):
             call()

@@ -54,8 +54,8 @@ class ServerState(NamedTuple):
 # Checks of a server
 
 STATES: Final = {
-    "damaged": "its log cannot be read: topics verify DIR, then restore a backup, or topics repair"
-    " DIR",
+    "damaged": "its log cannot be read: topics verify DIR, then restore a backup or run"
+    " topics repair DIR",
     "read_only": "a write to its disk failed: check the log and the disk, then restart the server",
     "directory_lost": "move its data directory back, or restart it on the current directory",
     "no_room": "the disk is full: delete files or records, then it continues automatically",

@@ -92,13 +92,19 @@ class Figures:
 @standby.command("run")
 @DIRECTORY
 @click.option(
-    "--every", type=units.Duration(least=100), default="5s", show_default=True,
+    "--every",
+    type=units.Duration(least=100),
+    default="5s",
+    show_default=True,
     help="Interval between rounds.",
-)  # fmt: skip
+)
 @click.option(
-    "--keep", type=click.IntRange(1), default=KEEP_DEFAULT, show_default=True,
+    "--keep",
+    type=click.IntRange(1),
+    default=KEEP_DEFAULT,
+    show_default=True,
     help="Number of generations to keep.",
-)  # fmt: skip
+)
 @click.option("--once", is_flag=True, help="Perform one round and exit; for cron.")
 @click.option(
     "--rate", type=units.BYTES, metavar="BYTES", help="Receive at most this number of bytes/s."

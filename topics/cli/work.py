@@ -118,9 +118,8 @@ class WorkerPool:
         slots: int,
     ) -> None:
         self._shell, self._client, self._worker, self._command = shell, client, worker, command
-        self._slots = threading.Semaphore(
-            slots - 1
-        )  # number of slots that remain free when the next job has started
+        # The number of slots that remain free when the next job has started.
+        self._slots = threading.Semaphore(slots - 1)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._running: dict[subprocess.Popen[bytes], Job] = {}

@@ -81,14 +81,10 @@ class AsyncStop:
 
 
 class AsyncAbortable:
-    """The base class of `AsyncPool`. A waiting call fails when its connection is closed."""
-
-    def __init__(self) -> None:
-        self._is_aborted = False
+    """The base class of `AsyncPool`. `AsyncStop` cancels its calls, so `abort` does nothing."""
 
     def abort(self) -> None:
-        """Make all later calls fail."""
-        self._is_aborted = True
+        """See `topics.client.threads.Abortable.abort`."""
 
     def _opened(self, stream: AsyncNetworkStream) -> AsyncNetworkStream:
         """See `topics.client.threads.Abortable`."""

@@ -130,32 +130,44 @@ class Abortable:
             stream.shut_down()
 
     def _opened(self, stream: httpcore2.NetworkStream) -> httpcore2.NetworkStream:
-        """Return a stream that `abort` shuts down."""
-        return _Stream(stream, self._streams)
+        """Return a stream that `abort` shuts down, even if `abort` was called before."""
+        opened = _Stream(stream, self._opened)
+        self._streams.add(opened)
+        if self._is_aborted:  # checked after the addition, because `abort` sets it before the loop
+            opened.shut_down()
+        return opened
 
 
 class _Stream(httpcore2.NetworkStream):
-    """A network stream that other threads may shut down. ``streams`` contains all open ones."""
+    """A network stream that other threads may shut down. ``opened`` adds the TLS stream."""
 
-    def __init__(self, stream: httpcore2.NetworkStream, streams: Opened[_Stream]) -> None:
-        self._stream, self._streams, self._pid = stream, streams, os.getpid()
+    def __init__(
+        self,
+        stream: httpcore2.NetworkStream,
+        opened: Callable[[httpcore2.NetworkStream], httpcore2.NetworkStream],
+    ) -> None:
+        self._stream, self._opened, self._pid = stream, opened, os.getpid()
+        self._socket = stream.get_extra_info("socket")
         self.read, self.write = stream.read, stream.write  # type: ignore[method-assign]
         self.get_extra_info = stream.get_extra_info  # type: ignore[method-assign]
-        streams.add(self)
 
     def shut_down(self) -> None:
         """Make all reads and writes fail. Do nothing in a forked process, because the connection
         belongs to its parent.
         """
         if self._pid == os.getpid():
-            shut_down(self.get_extra_info("socket"))
+            shut_down(self._socket)
 
     def close(self) -> None:
-        self._streams.discard(self)
         self._stream.close()
 
     def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
-        return _Stream(self._stream.start_tls(*arguments, **options), self._streams)
+        # TLS replaces the socket object, so keep a duplicate that can be shut down until then.
+        self._socket = self._socket.dup()
+        try:
+            return self._opened(self._stream.start_tls(*arguments, **options))
+        finally:
+            self._socket.close()
 
 
 class _Timer:

@@ -340,17 +340,8 @@ def test_a_repair_without_an_intact_checkpoint_is_refused(scene: Scene, tmp_path
     assert tree(path) == damaged
 
 
-def test_a_repair_that_is_killed_between_two_steps_is_completed_by_the_next_repair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = Client(tmp_path / "data", file_bytes=FILE_BYTES)
-    for number in range(60):
-        client.append("a", "x" * 500, number)
-    before = seen(client)
-    client.kill()
-    files = log_files(tmp_path / "data")
-    for file in files[:2]:
-        flip(file, frames_of(file)[4][0] + 100)
+def repaired_after_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Kill a repair of ``tmp_path/data`` at each step and repeat it. Yield each repaired copy."""
     killed = 0
     for step in ("link", "fdatasync", "rename", "replace", "unlink", "fsync"):
         for at in range(8):
@@ -374,11 +365,48 @@ def test_a_repair_that_is_killed_between_two_steps_is_completed_by_the_next_repa
             again = ShardRepair(path, 0, 1, START)
             again.plan()
             again.apply()
-            after = seen_once(path)
-            assert len(before.shown["a"]) - len(after.shown["a"]) == 4
+            yield path
             assert not findings(path)
             shutil.rmtree(path)
     assert killed
+
+
+def test_a_repair_that_is_killed_between_two_steps_is_completed_by_the_next_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path / "data", file_bytes=FILE_BYTES)
+    for number in range(60):
+        client.append("a", "x" * 500, number)
+    before = seen(client)
+    client.kill()
+    files = log_files(tmp_path / "data")
+    for file in files[:2]:
+        flip(file, frames_of(file)[4][0] + 100)
+    for path in repaired_after_kills(tmp_path, monkeypatch):
+        after = seen_once(path)
+        assert len(before.shown["a"]) - len(after.shown["a"]) == 4
+
+
+def test_a_killed_repair_of_a_missing_newest_file_assigns_no_seq_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(tmp_path / "data", file_bytes=FILE_BYTES)
+    for number in range(60):
+        client.append("a", "x" * 500, number)
+    client.stop()  # Writes a checkpoint
+    client = Client(tmp_path / "data", file_bytes=FILE_BYTES)
+    client.append("a", "later")
+    before = seen(client).shown["a"]
+    client.kill()
+    first, *_, newest = log_files(tmp_path / "data")
+    flip(first, frames_of(first)[4][0] + 100)
+    newest.unlink()
+    for path in repaired_after_kills(tmp_path, monkeypatch):
+        client = opened(path)
+        after = seen(client)
+        assert {*before} == {*after.shown["a"]} | (after.reported["a"] & {*before})
+        assert client.append("a", "next")[0] > max(before)
+        client.kill()
 
 
 def test_copies_of_lost_records_are_reported_as_lost_in_each_dest(tmp_path: Path) -> None:

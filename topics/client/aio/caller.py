@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from math import inf
 from time import monotonic
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from topics.client.aio.pool import AsyncPool
 from topics.client.calls import ATTEMPT_MIN_S, FOREVER, LOG, Attempts, Call, Page, Retry
-from topics.client.errors import ClientClosed, ConnectionLost, TopicsError
+from topics.client.errors import ClientClosed, TopicsError
 from topics.client.http import CONNECT_S
 from topics.client.settings import Target
 from topics.client.tasks import AsyncStop
@@ -83,11 +84,11 @@ class AsyncCaller:
         """Send a call once. Raises `TopicsError`."""
         self.check_open()
         left_s = max(until - monotonic(), ATTEMPT_MIN_S)
-        try:
-            return await self.pool.send(call, min(self.timeout, left_s))
-        except ConnectionLost:
+        send = partial(self.pool.send, call, min(self.timeout, left_s))
+        result = await self._closing.interrupts(send, self.pool.abort)
+        if result is None:  # `close` has interrupted the call, or the result is None
             self.check_open()
-            raise
+        return cast("T", result)
 
     def check_open(self) -> None:
         """Raise `ClientClosed` after `close`."""

@@ -45,13 +45,10 @@ class AsyncPool(AsyncAbortable, httpcore2.AnyIOBackend):
     async def connect_tcp(self, *address: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
         """Connect and count the connection."""
         self.connections += 1
-        stream = self._opened(await super().connect_tcp(*address, **options))
-        if self._is_aborted:
-            await stream.aclose()
-        return stream
+        return self._opened(await super().connect_tcp(*address, **options))
 
     async def close(self) -> None:
-        """Close all connections. Calls that are waiting, and all later calls, fail."""
+        """Close all connections."""
         self.abort()
         if self._pid == os.getpid():
             await self._pool.aclose()

@@ -99,6 +99,7 @@ class AsyncWorker(AsyncWorking):
         self._client, self._queue, self._lease_s = client, queue, lease_s
         self.node, self._drain = node or worker_name(), drain
         self._claims, self._attempts = client.caller(), Attempts(client.retry_streams)
+        self._extends = client.caller(timeout=lease_s / EXTEND_DIVISOR)
         self._held: dict[str, AsyncJob] = {}  # by lease id
         self._ready: list[AsyncJob] = []  # claimed jobs that have not been handed out yet
         self._lock = threading.Lock()  # not held while a request is sent
@@ -229,7 +230,7 @@ class AsyncWorker(AsyncWorking):
     async def _keep(self) -> None:
         """Extend leases until the worker ends."""
         pause_s = extend_s = self._lease_s / EXTEND_DIVISOR
-        async with self._client.caller(timeout=extend_s) as own:
+        async with self._extends as own:
             while not await self._wait_for_end(pause_s):
                 pause_s = extend_s if await self._extend(own) else min(EXTEND_RETRY_S, extend_s)
 

@@ -46,13 +46,10 @@ class Pool(Abortable, httpcore2.SyncBackend):
     def connect_tcp(self, *address: Any, **options: Any) -> httpcore2.NetworkStream:
         """Connect and count the connection."""
         self.connections += 1
-        stream = self._opened(super().connect_tcp(*address, **options))
-        if self._is_aborted:
-            stream.close()
-        return stream
+        return self._opened(super().connect_tcp(*address, **options))
 
     def close(self) -> None:
-        """Close all connections. Calls that are waiting, and all later calls, fail."""
+        """Close all connections."""
         self.abort()
         if self._pid == os.getpid():
             self._pool.close()

@@ -243,7 +243,7 @@ def _unpacked(typecode: _Column, packed: bytes) -> Sequence[int]:
 
 
 def seqs_in_runs(runs: Sequence[SeqRun], count: int, known: Iterable[int]) -> Collection[int]:
-    """Return the seqs of these runs in ascending order, or only those that are also in ``known``.
+    """Return the seqs of these runs in ascending order, or only the seqs that are in ``known``.
 
     ``known`` has ``count`` seqs and is used if it is shorter than the runs, so the cost depends on
     the shorter of the two.
