@@ -79,6 +79,9 @@ class AsyncStop:
                 self._scopes.discard(scope)
         return None
 
+    async def wait_until_interrupted(self) -> None:
+        """See `topics.client.threads.Stop`. A cancelled call does not use its socket."""
+
 
 class AsyncAbortable:
     """The base class of `AsyncPool`. `AsyncStop` cancels its calls, so `abort` does nothing."""

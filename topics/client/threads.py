@@ -114,6 +114,16 @@ class Stop:
         finally:
             with self._changed:
                 self._aborts.remove(abort)
+                self._changed.notify_all()
+
+    def wait_until_interrupted(self) -> None:
+        """After `set`, wait until the calls have ended, so that their sockets can be closed.
+
+        If a socket is closed while another thread reads from it, the thread may read from a new
+        socket with the same number.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._aborts, SHUTDOWN_S)
 
 
 class Abortable:

@@ -52,6 +52,7 @@ class AsyncCaller:
         `ClientClosed`.
         """
         self._closing.set()
+        await self._closing.wait_until_interrupted()
         await self.pool.close()
 
     def caller(self, *, timeout: float | None = None) -> AsyncCaller:

@@ -112,6 +112,7 @@ class AsyncWatch:
     async def close(self) -> None:
         """Close the watch. Another thread or task that waits for an event leaves its loop."""
         self._stop.set()
+        await self._stop.wait_until_interrupted()
         if not self._is_reading:
             await self._disconnect()
 

@@ -53,6 +53,7 @@ class Caller:
         `ClientClosed`.
         """
         self._closing.set()
+        self._closing.wait_until_interrupted()
         self.pool.close()
 
     def caller(self, *, timeout: float | None = None) -> Caller:

@@ -111,6 +111,7 @@ class Watch:
     def close(self) -> None:
         """Close the watch. Another thread or task that waits for an event leaves its loop."""
         self._stop.set()
+        self._stop.wait_until_interrupted()
         if not self._is_reading:
             self._disconnect()
 
